@@ -1,0 +1,1 @@
+"""Models, batches and the one thread that trains and samples them."""
