@@ -5,7 +5,7 @@ Hugging Face id whose files are in the local cache already.  Nothing here waits 
 except the one download that :func:`fetch` announces.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -211,7 +211,7 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
     if name in RANDOM:
         raise ConfigError(f"{name!r} is made in memory and has no files: there is nothing to fetch")
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if name and folder.is_dir():
         return folder
     try:
         return Path(snapshot_download(name, local_files_only=True))
@@ -266,7 +266,7 @@ def _eos_ids(model: Any, tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...
         getattr(model.config.get_text_config(), "eos_token_id", None),
         tokenizer.eos_token_id,
     ):
-        ids: Iterable[int] = value if isinstance(value, list | tuple) else [value]
+        ids: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
         found += [int(i) for i in ids if i is not None and i not in found]
     return tuple(found)
 
@@ -274,7 +274,11 @@ def _eos_ids(model: Any, tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...
 def _refuse_unsupported(name: str, config: Any) -> None:  # noqa: ANN401 (any of 400 classes)
     """Refuse by configuration what the engine does not compute, before the weights are read."""
     text = config.get_text_config()
-    neutral = {"final_logit_softcapping": (None,), "logits_scaling": (None, 1), "logit_scale": (None, 1)}
+    neutral = {
+        "final_logit_softcapping": (None,),
+        "logits_scaling": (None, 1),
+        "logit_scale": (None, 1),
+    }
     for field, values in neutral.items():
         value = getattr(text, field, None)
         if value not in values:

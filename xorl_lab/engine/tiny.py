@@ -94,7 +94,6 @@ def moe(dtype: torch.dtype) -> "PreTrainedModel":
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
         num_experts=8,
         num_experts_per_tok=2,
         norm_topk_prob=True,

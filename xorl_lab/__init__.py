@@ -1,0 +1,73 @@
+"""Reinforcement learning of language models on one machine.
+
+Importing this package is cheap: torch is imported when a name that needs it is first used.
+
+>>> import xorl_lab as xl
+>>> xl.ModelInput.from_ints([1, 2, 3]).length
+3
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from xorl_lab import errors, types
+from xorl_lab.futures import APIFuture
+from xorl_lab.types import (
+    AdamParams,
+    BatchSampleResult,
+    Datum,
+    ForwardBackwardOutput,
+    ModelInput,
+    OptimStepResponse,
+    SampledSequence,
+    SampleResponse,
+    SamplingParams,
+    SaveWeightsResponse,
+    TensorData,
+)
+
+if TYPE_CHECKING:
+    from xorl_lab import losses
+    from xorl_lab.client import SamplingClient, ServiceClient, TrainingClient
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "APIFuture",
+    "AdamParams",
+    "BatchSampleResult",
+    "Datum",
+    "ForwardBackwardOutput",
+    "ModelInput",
+    "OptimStepResponse",
+    "SampleResponse",
+    "SampledSequence",
+    "SamplingClient",
+    "SamplingParams",
+    "SaveWeightsResponse",
+    "ServiceClient",
+    "TensorData",
+    "TrainingClient",
+    "__version__",
+    "errors",
+    "losses",
+    "types",
+]
+
+_LAZY_MODULES = frozenset({"losses"})
+_LAZY_NAMES = {
+    name: "xorl_lab.client" for name in ("SamplingClient", "ServiceClient", "TrainingClient")
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import on first use what brings torch with it."""
+    if name in _LAZY_MODULES:
+        return importlib.import_module(f"xorl_lab.{name}")
+    if name in _LAZY_NAMES:
+        return getattr(importlib.import_module(_LAZY_NAMES[name]), name)
+    raise AttributeError(f"module 'xorl_lab' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
