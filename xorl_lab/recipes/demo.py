@@ -1,0 +1,310 @@
+"""The whole way in one command: take a base model, train it, show what changed.
+
+``xorl-lab demo`` runs :func:`run_demo`.
+"""
+
+import json
+import math
+import platform
+import signal
+import threading
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from xorl_lab.client import ServiceClient
+from xorl_lab.recipes import tasks
+from xorl_lab.recipes.evaluate import Evaluation, evaluate
+from xorl_lab.recipes.grpo import grpo
+from xorl_lab.recipes.outcome import Outcome, outcome
+from xorl_lab.recipes.report import RunReport, write_report
+from xorl_lab.recipes.sft import sft
+from xorl_lab.types import StepRecord
+
+if TYPE_CHECKING:
+    from xorl_lab.client import TrainingClient
+
+MODEL = "SmolLM2-135M-Instruct"
+"""The pretrained model of the demo."""
+RANK = 16
+"""Inner dimension of the LoRA adapter."""
+ALPHA = 32.0
+"""Scale of the LoRA adapter."""
+EXAMPLES = 6
+"""Held-out prompts shown on the console."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """What :func:`run_demo` did."""
+
+    task: str
+    """Name of the task."""
+    model: str
+    """Name of the base model."""
+    seed: int
+    """Seed of adapter, order, draws and held-out split."""
+    outcome: Outcome
+    """The start and the end beside each other."""
+    interrupted: bool
+    """True if it was stopped before its last step."""
+    report: Path
+    """The HTML report."""
+    checkpoint: str
+    """URI of the trained weights."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON values; what was not measured is None."""
+        flat = asdict(self)
+        numbers = flat.pop("outcome")
+        clean = {k: v if math.isfinite(v) else None for k, v in numbers.items()}
+        return {**flat, "report": str(self.report), **clean}
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What can be chosen."""
+
+    seed: int = 0
+    """Of everything random."""
+    steps: int | None = None
+    """Number of steps; None means the task's own."""
+    task: str = "addition"
+    """One of ``tasks.TASKS``."""
+    model: str = MODEL
+    """Base model."""
+    report: Path | None = None
+    """Where to write the report; None means ``reports/demo-SEED.html``."""
+
+
+def run_demo(options: DemoOptions | None = None, *, console: Console | None = None) -> DemoResult:
+    """Train a model on a task and write a report.
+
+    Ctrl-C ends the run after the step at hand; checkpoint and report are written all the same.
+
+    Args:
+        options: what can be chosen.
+        console: where to show progress; None means standard output.
+
+    Raises:
+        ConfigError: an option is wrong.
+        LabError: training failed.
+    """
+    options = options or DemoOptions()
+    console = console or Console(highlight=False)
+    task = tasks.get(options.task, options.seed)
+    settings: dict[str, Any] = {**task.settings, "seed": options.seed}
+    if options.steps is not None:
+        settings["steps"] = options.steps
+    counts = f"{len(task.training)} prompts, {len(task.held_out)} held out"
+    console.print(f"{task.description}  ({counts})", markup=False, style="bold")
+    console.print(f"loading {options.model} ...", markup=False)
+    client = ServiceClient().create_lora_training_client(
+        options.model, RANK, alpha=ALPHA, seed=options.seed
+    )
+    examine: dict[str, Any] = {
+        "max_tokens": settings["max_tokens"],
+        "stop": settings.get("stop"),
+    }
+    before = evaluate(client, task.held_out, task.reward, **examine)
+    console.print(f"held-out accuracy before: {before.accuracy:.2f}", markup=False)
+    records: list[StepRecord] = []
+    with _interrupts(console) as stop:
+        _train(_loop(client, task, settings), int(settings["steps"]), records, console, stop)
+    interrupted = len(records) < int(settings["steps"])
+    after = evaluate(client, task.held_out, task.reward, **examine)
+    checkpoint = client.save_state(f"demo-{options.seed}", overwrite=True).result().path
+    report = write_report(
+        options.report or Path("reports") / f"demo-{options.seed}.html",
+        RunReport(
+            title=f"{options.model}: {task.description}",
+            records=records,
+            settings={"recipe": task.recipe, "task": task.name, **settings},
+            environment=environment(client),
+            before=before,
+            after=after,
+            note=f"Interrupted after step {len(records)}." if interrupted else "",
+        ),
+    )
+    result = DemoResult(
+        task=task.name,
+        model=options.model,
+        seed=options.seed,
+        outcome=outcome(records, before, after),
+        interrupted=interrupted,
+        report=report,
+        checkpoint=checkpoint,
+    )
+    _show(result, before, after, console)
+    return result
+
+
+def demo_command(
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    steps: Annotated[
+        int | None, typer.Option(help="Number of steps; the task's own if left out.")
+    ] = None,
+    task: Annotated[
+        str, typer.Option(help=f"One of {', '.join(sorted(tasks.TASKS))}.")
+    ] = "addition",
+    model: Annotated[str, typer.Option(help="Base model.")] = MODEL,
+    report: Annotated[
+        Path | None, typer.Option(help="HTML report; reports/demo-SEED.html.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the result here too.")
+    ] = None,
+) -> None:
+    """Watch a small pretrained model get better at a task by reinforcement learning."""
+    result = run_demo(DemoOptions(seed, steps, task, model, report))
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(result.to_dict()) + "\n", encoding="utf-8")
+    if result.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the command line of the demo.
+
+    Args:
+        arguments: what stands behind ``xorl-lab demo``.
+    """
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(demo_command)
+    app(list(arguments), prog_name="xorl-lab demo")
+
+
+def environment(client: "TrainingClient") -> dict[str, str]:
+    """What a run depends on beside its settings: model, device, dtype, processor, versions."""
+    names = ("xorl-lab", "torch", "transformers", "peft")
+    return {
+        "model": client.base_model,
+        "device": str(client.device),
+        "dtype": str(client.dtype),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "Python": platform.python_version(),
+        **{name: _version(name) for name in names},
+        "written": time.strftime("%Y-%m-%d %H:%M"),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _loop(
+    client: "TrainingClient", task: tasks.Task, settings: Mapping[str, Any]
+) -> Iterator[StepRecord]:
+    if task.recipe == "sft":
+        kept = {k: v for k, v in settings.items() if k not in ("max_tokens", "stop")}
+        return sft(client, task.conversations(), **kept)
+    return grpo(client, task.training, task.reward, report_base_kl=True, **settings)
+
+
+def _train(
+    steps: Iterator[StepRecord],
+    count: int,
+    records: list[StepRecord],
+    console: Console,
+    stop: threading.Event,
+) -> None:
+    """Take the steps, show each, and end early when asked to."""
+    bar = Progress(
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+    )
+    try:
+        with bar:
+            shown = bar.add_task("", total=count)
+            for record in steps:
+                records.append(record)
+                console.print(_line(record))
+                bar.update(shown, advance=1)
+                for warning in record.warnings:
+                    console.print(Text(f"      {warning}", style="yellow"))
+                if stop.is_set():
+                    return
+    except KeyboardInterrupt:  # the second one: give the step up
+        stop.set()
+
+
+def _line(record: StepRecord) -> Text:
+    """One step on one line."""
+    shown = {
+        "reward": "reward",
+        "loss:mean": "loss",
+        "kl_base": "KL to base",
+        "kl_sampler_abs": "gap",
+    }
+    values = [
+        f"{label} {record.metrics[n]:6.3f}" for n, label in shown.items() if n in record.metrics
+    ]
+    names = ("sample", "train", "sync", "evaluate")
+    times = [
+        f"{name} {record.metrics[f'seconds:{name}']:.1f}"
+        for name in names
+        if f"seconds:{name}" in record.metrics
+    ]
+    return Text(f"{record.step:4d}  {'  '.join(values)}  | s: {' '.join(times)}")
+
+
+def _show(result: DemoResult, before: Evaluation, after: Evaluation, console: Console) -> None:
+    """The end of the run: completions side by side and the numbers."""
+    table = Table("prompt", "before", "after", title="Held-out prompts, greedy")
+    for old, new in list(zip(before.groups, after.groups, strict=True))[:EXAMPLES]:
+        cells = (old.prompt[-60:].splitlines()[-1], old.rollouts[0].text, new.rollouts[0].text)
+        table.add_row(*(Text(cell) for cell in cells))
+    console.print(table)
+    numbers = result.outcome
+    for line in (
+        f"held-out accuracy: {numbers.accuracy_before:.2f} -> {numbers.accuracy_after:.2f}",
+        f"mean reward:       {numbers.reward_first:.2f} -> {numbers.reward_last:.2f} "
+        "(first and last 5 steps)",
+        f"training took {numbers.seconds:.0f} s for {numbers.steps} steps",
+        f"checkpoint: {result.checkpoint}",
+        f"report:     {result.report}",
+    ):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _interrupts(console: Console) -> Generator[threading.Event]:
+    """Within this, the first Ctrl-C sets the event and the second raises KeyboardInterrupt."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def on_interrupt(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        console.print("stopping after this step; press Ctrl-C again to give it up", markup=False)
+
+    previous = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, previous)

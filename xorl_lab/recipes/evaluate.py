@@ -1,0 +1,86 @@
+"""Held-out evaluation: greedy answers to prompts never trained on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from xorl_lab.recipes import rollouts
+from xorl_lab.recipes.prompts import check_lengths, columns, encode_prompts
+from xorl_lab.recipes.rewards import RewardFunction, Scorer
+from xorl_lab.types import Group, SamplingParams
+
+if TYPE_CHECKING:
+    from xorl_lab.client import SamplingClient, TrainingClient
+
+SOLVED = 1.0
+"""A completion with at least this reward counts as right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Greedy completions of held-out prompts, scored."""
+
+    groups: list[Group]
+    """One group of one rollout per prompt, in the order of the prompts."""
+
+    @property
+    def accuracy(self) -> float:
+        """Share of prompts whose reward is at least 1; a failed reward is not."""
+        rewards = [g.rollouts[0].reward for g in self.groups]
+        return float(np.mean([r is not None and r >= SOLVED for r in rewards]))
+
+    @property
+    def reward(self) -> float:
+        """Mean reward, failed ones left out; NaN if all failed."""
+        rewards = [r for g in self.groups if (r := g.rollouts[0].reward) is not None]
+        return float(np.mean(rewards)) if rewards else float("nan")
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """``held_out:reward`` and ``held_out:accuracy``."""
+        return {"held_out:reward": self.reward, "held_out:accuracy": self.accuracy}
+
+
+def evaluate(
+    client: "TrainingClient",
+    prompts: object,
+    reward: RewardFunction,
+    *,
+    max_tokens: int,
+    stop: str | list[str] | None = None,
+    sampler: "SamplingClient | None" = None,
+) -> Evaluation:
+    """Answer every prompt once, greedily, and score the answers.
+
+    Args:
+        client: the model.
+        prompts: as for :func:`~xorl_lab.recipes.grpo.grpo`.
+        reward: as for :func:`~xorl_lab.recipes.grpo.grpo`.
+        max_tokens: longest completion, in tokens.
+        stop: end a completion at any of these strings.
+        sampler: the weights to evaluate; None means the client's present ones.
+
+    Raises:
+        ConfigError: a prompt does not fit the context, or the reward asks for what is not there.
+        DataError: a prompt is empty or malformed.
+    """
+    encoded = encode_prompts(prompts, client.get_tokenizer())
+    check_lengths(encoded, max_tokens, client.context_length)
+    scorer = Scorer(reward, columns(encoded))
+    greedy = SamplingParams(max_tokens=max_tokens, temperature=0.0, stop=stop)
+    weights = sampler or client.save_weights_and_get_sampling_client()
+    version = weights.version
+    responses = rollouts.sample(weights, encoded, [greedy] * len(encoded), num_samples=1)
+    return Evaluation(
+        [
+            rollouts.score(prompt, response, version, scorer, _none)
+            for prompt, response in zip(encoded, responses, strict=True)
+        ]
+    )
+
+
+def _none(rewards: Sequence[float | None]) -> list[float]:
+    """No advantages: nothing is trained here."""
+    return [0.0] * len(rewards)

@@ -1,0 +1,309 @@
+"""GRPO: reinforcement learning from a reward function, without a value network.
+
+One step, in the order of this file: draw a group of completions for each prompt, score them,
+compare each with its group, push up the probability of the better ones, and hand the new weights
+to the sampler.
+
+Source: Shao et al. 2024 (DeepSeekMath), sec. 4.1.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xorl_lab import losses
+from xorl_lab.errors import ConfigError
+from xorl_lab.recipes import rollouts
+from xorl_lab.recipes.clock import Clock
+from xorl_lab.recipes.evaluate import Evaluation, evaluate
+from xorl_lab.recipes.order import derive_seed, endless
+from xorl_lab.recipes.prompts import Prompt, check_lengths, columns, encode_prompts
+from xorl_lab.recipes.rewards import RewardFunction, Scorer, require_some_reward
+from xorl_lab.recipes.settings import build, check_choice, check_integer
+from xorl_lab.types import AdamParams, ForwardBackwardOutput, Group, SamplingParams, StepRecord
+
+if TYPE_CHECKING:
+    from xorl_lab.client import TrainingClient
+
+ADVANTAGES: Mapping[str, rollouts.Advantage] = {
+    "group": losses.group_normalized,
+    "mean": losses.mean_centered,
+    "leave_one_out": losses.leave_one_out,
+}
+"""What the setting ``advantage`` chooses from."""
+_ALIASES = frozenset({"loss_sum", "loss_mean", "token_count"})
+Examine = Callable[..., Evaluation]
+""":func:`evaluate`, bound to the held-out prompts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpoSettings:
+    """Settings of :func:`grpo`; all are checked before anything runs."""
+
+    steps: int
+    """Number of steps."""
+    max_tokens: int
+    """Longest completion, in tokens."""
+    learning_rate: float
+    """Of AdamW, constant."""
+    group_size: int = 8
+    """Completions per prompt, which are compared with each other."""
+    prompts_per_step: int = 8
+    """Prompts per step; they are gone through in a random order, again and again."""
+    temperature: float = 1.0
+    """Divides the logits when drawing, and in the loss too."""
+    stop: str | list[str] | None = None
+    """End a completion at any of these strings."""
+    advantage: str = "group"
+    """``group``: (r - mean) / std, ``mean``: r - mean, ``leave_one_out``: r - mean of others."""
+    loss_fn: str = "policy_loss"
+    """``policy_loss`` (clipped) or ``importance_sampling``."""
+    loss_fn_params: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings of the loss, such as ``eps_clip`` or ``use_tis``."""
+    kl_coef: float = 0.0
+    """Weight of a penalty on the divergence from the base model, per token; 0 = none."""
+    kl_type: str = "k3"
+    """Estimator of that penalty: ``k1`` (no gradient in expectation), ``k2``, ``k3``."""
+    report_base_kl: bool = False
+    """Measure the divergence from the base model even without a penalty; costs one forward pass."""
+    updates_per_batch: int = 1
+    """Optimizer steps on each batch of completions; behind the first they are off-policy."""
+    evaluate_every: int = 0
+    """Held-out evaluation after every so many steps; 0 = only after the last one."""
+    grad_clip_norm: float = 1.0
+    """The gradient is scaled down to this norm; 0 = no clipping."""
+    beta1: float = 0.9
+    """Of AdamW."""
+    beta2: float = 0.99
+    """Of AdamW."""
+    weight_decay: float = 0.0
+    """Of AdamW."""
+    seed: int = 0
+    """Order of the prompts and every random draw; the same seed gives the same run."""
+
+    def __post_init__(self) -> None:
+        lows = {"steps": 1, "max_tokens": 1, "group_size": 1, "prompts_per_step": 1}
+        lows |= {"updates_per_batch": 1, "evaluate_every": 0, "seed": 0}
+        for name, low in lows.items():
+            check_integer(name, getattr(self, name), low)
+        if self.sampling(seed=0).temperature == 0:
+            raise ConfigError(
+                "temperature is 0, so all completions of a group are equal: pass one > 0"
+            )
+        check_choice("advantage", self.advantage, ADVANTAGES)
+        check_choice("loss_fn", self.loss_fn, _with_advantages())
+        own = sorted({"kl_coef", "kl_type", "logprob_temperature"} & set(self.loss_fn_params))
+        if own:
+            raise ConfigError(
+                f"loss_fn_params has {own[0]!r}: set kl_coef, kl_type or temperature instead"
+            )
+        losses.check_params(self.loss_fn, self.loss())
+        self.adam()
+
+    def adam(self) -> AdamParams:
+        """The optimizer's share of the settings."""
+        return AdamParams(
+            learning_rate=self.learning_rate,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            weight_decay=self.weight_decay,
+            grad_clip_norm=self.grad_clip_norm,
+        )
+
+    def sampling(self, seed: int) -> SamplingParams:
+        """The sampler's share of the settings."""
+        return SamplingParams(
+            max_tokens=self.max_tokens, temperature=self.temperature, stop=self.stop, seed=seed
+        )
+
+    def loss(self) -> dict[str, Any]:
+        """The loss's share of the settings.  The temperature makes ratios start at 1."""
+        params: dict[str, Any] = {"logprob_temperature": self.temperature, "compute_kl_stats": True}
+        params |= {"kl_coef": self.kl_coef, "kl_type": self.kl_type}
+        return params | dict(self.loss_fn_params)
+
+
+def grpo(
+    client: "TrainingClient",
+    prompts: object,
+    reward: RewardFunction,
+    *,
+    held_out: object = None,
+    **settings: Any,  # noqa: ANN401 (GrpoSettings checks every one of them)
+) -> Iterator[StepRecord]:
+    """Train a model by reinforcement learning, one step each time the result is advanced.
+
+    Args:
+        client: the model to train.
+        prompts: strings, conversations, or a DataFrame or dicts with a column ``prompt``; other
+            columns, such as ``answer``, go to the reward function.
+        reward: called by name with what it asks for of ``prompt``, ``completion``, ``tokens``,
+            ``stop_reason`` and the columns; returns a number, or a dict of numbers to be summed.
+        held_out: prompts never trained on, for evaluation.
+        settings: the fields of :class:`GrpoSettings`.
+
+    Returns:
+        An iterator of step records.  All arguments are checked before this function returns.
+
+    Raises:
+        ConfigError: a setting is unknown or out of range, or a prompt does not fit the context.
+        DataError: a prompt is empty or malformed; while running: all rewards of a step failed.
+
+    Source: Shao et al. 2024, section 4.1.
+    """
+    chosen = build(GrpoSettings, settings)
+    encoded = encode_prompts(prompts, client.get_tokenizer())
+    check_lengths(encoded, chosen.max_tokens, client.context_length)
+    scorer = Scorer(reward, columns(encoded))
+    examine: Examine | None = None
+    if held_out is not None:
+        unseen = encode_prompts(held_out, client.get_tokenizer())
+        check_lengths(unseen, chosen.max_tokens, client.context_length)
+        Scorer(reward, columns(unseen))
+        limits = {"max_tokens": chosen.max_tokens, "stop": chosen.stop}
+        examine = functools.partial(evaluate, client, held_out, reward, **limits)
+    return _steps(client, encoded, scorer, chosen, examine)
+
+
+def _steps(
+    client: "TrainingClient",
+    prompts: Sequence[Prompt],
+    scorer: Scorer,
+    settings: GrpoSettings,
+    examine: Examine | None,
+) -> Iterator[StepRecord]:
+    """The loop."""
+    order = endless(len(prompts), settings.seed)
+    sampler = client.save_weights_and_get_sampling_client()
+    for step in range(1, settings.steps + 1):
+        clock = Clock()
+        batch = [prompts[next(order)] for _ in range(settings.prompts_per_step)]
+        params = [settings.sampling(derive_seed(settings.seed, step, i)) for i in range(len(batch))]
+        responses = rollouts.sample(sampler, batch, params, settings.group_size)
+        clock.lap("sample")
+
+        advantage = ADVANTAGES[settings.advantage]
+        version = sampler.version
+        groups = [
+            rollouts.score(prompt, response, version, scorer, advantage)
+            for prompt, response in zip(batch, responses, strict=True)
+        ]
+        require_some_reward(groups)
+        metrics = rollouts.reward_metrics(groups)
+        warnings = _warnings(groups, settings)
+        clock.lap("score")
+
+        if metrics["groups_without_signal"] < len(groups) or settings.kl_coef > 0:
+            metrics |= _train(client, rollouts.trainable(groups), settings, warnings)
+            clock.lap("train")
+            sampler = client.save_weights_and_get_sampling_client()
+            clock.lap("sync")
+        else:
+            warnings.append("no group has any signal, so this step changed nothing")
+
+        if examine and (step == settings.steps or _due(step, settings.evaluate_every)):
+            metrics |= examine(sampler=sampler).metrics
+            clock.lap("evaluate")
+        drawn = sum(len(r.tokens) for g in groups for r in g.rollouts)
+        metrics |= clock.metrics(drawn) | {"version": float(client.version)}
+        yield StepRecord(step, metrics, groups, warnings)
+
+
+def _train(
+    client: "TrainingClient",
+    samples: Sequence[rollouts.Sample],
+    settings: GrpoSettings,
+    warnings: list[str],
+) -> dict[str, float]:
+    """Update the weights on one batch.
+
+    With TIS, ``logprobs`` are the trainer's own, as of the last train step, and
+    ``rollout_logprobs`` the sampler's; without it ``logprobs`` are the sampler's throughout.
+    """
+    params = settings.loss()
+    drawn = [s.rollout.logprobs for s in samples]
+    extras: list[dict[str, Sequence[float]]] = [{} for _ in samples]
+    metrics: dict[str, float] = {}
+    if settings.kl_coef > 0 or settings.report_base_kl:
+        data = [rollouts.datum(s, {}) for s in samples]
+        temperature = {"logprob_temperature": settings.temperature}
+        base = client.forward_base(data, loss_fn_params=temperature).result()
+        reference = rollouts.completion_logprobs(base, samples)
+        metrics |= rollouts.gap("kl_base", drawn, reference)
+        if settings.kl_coef > 0:
+            extras = [{"ref_logprobs": r} for r in reference]
+    if tis := bool(params.get("use_tis")):
+        extras = [
+            {**e, "rollout_logprobs": s.rollout.logprobs}
+            for e, s in zip(extras, samples, strict=True)
+        ]
+        data = [rollouts.datum(s, e) for s, e in zip(samples, extras, strict=True)]
+        output = client.forward(data, settings.loss_fn, params).result()
+        extras = _last_step(extras, rollouts.completion_logprobs(output, samples))
+    seen: list[dict[str, float]] = []
+    for update in range(settings.updates_per_batch):
+        data = [rollouts.datum(s, e) for s, e in zip(samples, extras, strict=True)]
+        forward = client.forward_backward(data, settings.loss_fn, params)
+        optimize = client.optim_step(settings.adam())  # queued behind it, so the two are one wait
+        output, optimized = forward.result(), optimize.result()
+        seen.append(output.metrics | optimized.metrics)
+        warnings += _new(output, warnings)
+        trainer = rollouts.completion_logprobs(output, samples)
+        if update == 0:
+            metrics |= rollouts.gap("kl_sampler", drawn, trainer)
+        if tis:
+            extras = _last_step(extras, trainer)
+    return metrics | _over_updates(seen)
+
+
+def _last_step(
+    extras: Sequence[Mapping[str, Sequence[float]]], logprobs: Sequence[Sequence[float]]
+) -> list[dict[str, Sequence[float]]]:
+    """The inputs with the trainer's logprobs of the last train step as the old ones."""
+    return [{**e, "logprobs": old} for e, old in zip(extras, logprobs, strict=True)]
+
+
+def _new(output: ForwardBackwardOutput, known: Sequence[str]) -> list[str]:
+    return [str(w) for w in output.info.get("warnings", ()) if str(w) not in known]
+
+
+def _over_updates(seen: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """One number per metric: the least of minima, the greatest of maxima, else the mean."""
+    rules = {"_min": np.min, "_max": np.max}
+    return {
+        name: float(rules.get(name[-4:], np.mean)([m[name] for m in seen if name in m]))
+        for name in seen[-1]
+        if name not in _ALIASES
+    }
+
+
+def _warnings(groups: Sequence[Group], settings: GrpoSettings) -> list[str]:
+    """What the person should know about the completions of this step."""
+    drawn = [r for g in groups for r in g.rollouts]
+    failed = [r for r in drawn if r.error is not None]
+    found: list[str] = []
+    if failed:
+        found.append(
+            f"{len(failed)} of {len(drawn)} rewards failed and were left out of the training; "
+            f"the first: {failed[0].error}"
+        )
+    if all(r.stop_reason == "length" for r in drawn):
+        found.append(
+            f"every completion was cut off at max_tokens={settings.max_tokens}: raise it, or "
+            "check stop"
+        )
+    if settings.group_size == 1:
+        found.append("group_size is 1, so every advantage is 0: use at least 2")
+    return found
+
+
+def _with_advantages() -> list[str]:
+    """Names of the losses that use advantages."""
+    return [name for name in losses.names() if "advantages" in losses.get(name).required]
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

@@ -1,0 +1,197 @@
+"""Sample, score, and shape rollouts into the data of a training call."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from xorl_lab.recipes.prompts import Prompt
+from xorl_lab.recipes.rewards import Scorer
+from xorl_lab.types import (
+    Datum,
+    ForwardBackwardOutput,
+    Group,
+    ModelInput,
+    Rollout,
+    SampleResponse,
+    SamplingParams,
+)
+
+if TYPE_CHECKING:
+    from xorl_lab.client import SamplingClient
+
+Advantage = Callable[[Sequence[float | None]], list[float]]
+"""The advantages of one group from its rewards, None where a reward failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One trained completion beside the prompt that it answers."""
+
+    prompt_tokens: list[int]
+    """Token ids of the prompt."""
+    rollout: Rollout
+    """The completion."""
+
+
+def sample(
+    sampler: "SamplingClient",
+    prompts: Sequence[Prompt],
+    params: Sequence[SamplingParams],
+    num_samples: int,
+) -> list[SampleResponse]:
+    """Draw completions for several prompts, each with settings of its own.
+
+    Args:
+        sampler: the weights to draw from.
+        prompts: P prompts.
+        params: P settings.  Give each a seed of its own: one seed draws the same random numbers
+            for every prompt.
+        num_samples: completions per prompt.
+
+    Returns:
+        P responses, in the order of the prompts.
+    """
+    futures = [
+        sampler.sample(ModelInput.from_ints(prompt.tokens), chosen, num_samples=num_samples)
+        for prompt, chosen in zip(prompts, params, strict=True)
+    ]
+    try:
+        return [future.result() for future in futures]
+    except BaseException:  # an interrupt too: leave no work behind
+        for future in futures:
+            future.cancel()
+        raise
+
+
+def score(
+    prompt: Prompt, response: SampleResponse, version: int, scorer: Scorer, advantage: Advantage
+) -> Group:
+    """Make a group of the completions of one prompt.
+
+    Args:
+        prompt: the prompt.
+        response: its completions.
+        version: of the weights that drew them.
+        scorer: the reward function.
+        advantage: the advantages from the rewards.
+    """
+    scores = [scorer(prompt.given, prompt.row, s) for s in response.sequences]
+    advantages = advantage([s.total for s in scores])
+    rollouts = [
+        Rollout(
+            tokens=sequence.tokens,
+            logprobs=sequence.logprobs or [],
+            text=sequence.text or "",
+            stop_reason=sequence.stop_reason,
+            version=version,
+            reward=scored.total,
+            reward_parts=scored.parts,
+            advantage=value,
+            error=scored.error,
+        )
+        for sequence, scored, value in zip(response.sequences, scores, advantages, strict=True)
+    ]
+    return Group(prompt.text, prompt.tokens, rollouts, prompt.row)
+
+
+def trainable(groups: Sequence[Group]) -> list[Sample]:
+    """The rollouts to train on: those with a reward and at least one token."""
+    return [
+        Sample(group.prompt_tokens, rollout)
+        for group in groups
+        for rollout in group.rollouts
+        if rollout.reward is not None and rollout.tokens
+    ]
+
+
+def datum(sample: Sample, per_token: Mapping[str, Sequence[float]]) -> Datum:
+    """One rollout as it is sent to a loss: the sampled ids themselves, the prompt not trained.
+
+    Args:
+        sample: a prompt of P tokens and a completion of C tokens.
+        per_token: further loss inputs by name, each with C values.
+
+    Returns:
+        A datum of P + C - 1 positions, of which the last C are trained.
+    """
+    rollout = sample.rollout
+    tokens = [*sample.prompt_tokens, *rollout.tokens]
+    count = len(rollout.tokens)
+    values: dict[str, Sequence[float]] = {
+        "weights": [1.0] * count,
+        "logprobs": rollout.logprobs,
+        "advantages": [rollout.advantage] * count,
+        **per_token,
+    }
+    prompt = [0.0] * (len(sample.prompt_tokens) - 1)
+    inputs = {name: [*prompt, *v] for name, v in values.items()}
+    return Datum(ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:], **inputs})
+
+
+def completion_logprobs(
+    output: ForwardBackwardOutput, samples: Sequence[Sample]
+) -> list[list[float]]:
+    """The trainer's logprobs of the completions alone.
+
+    Args:
+        output: answer to a call with one datum per sample.
+        samples: the samples, in the same order.
+
+    Returns:
+        Per sample one value per token of the completion, in nats.
+    """
+    return [
+        [float(x) for x in out.logprobs.data[-len(sample.rollout.tokens) :]]
+        for out, sample in zip(output.loss_fn_outputs, samples, strict=True)
+    ]
+
+
+def gap(
+    name: str, sampled: Sequence[Sequence[float]], other: Sequence[Sequence[float]]
+) -> dict[str, float]:
+    """How far another model's logprobs lie from those of the model that drew the tokens.
+
+    With d = other - sampled, mean |d| is the gap in nats, and mean(exp(d) - d - 1) estimates
+    KL(sampled || other) (k3 of Schulman 2020, "Approximating KL divergence"; never negative).
+
+    Args:
+        name: prefix of the two metrics.
+        sampled: per completion the logprobs of the model that drew it.
+        other: the same tokens, judged by the other model.
+
+    Returns:
+        ``{name}`` (k3) and ``{name}_abs``.
+    """
+    d = np.concatenate([np.asarray(o) - np.asarray(s) for s, o in zip(sampled, other, strict=True)])
+    return {name: float(np.mean(np.expm1(d) - d)), f"{name}_abs": float(np.mean(np.abs(d)))}
+
+
+def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Rewards, lengths and what is wrong with them, over all groups of a step.
+
+    Returns:
+        ``reward`` (mean) and its ``:std``, ``:min``, ``:max``, ``reward:part:NAME`` of each named
+        part, ``rewards_failed``, ``groups_without_signal``, ``completion_tokens`` (mean),
+        ``truncated`` (share that was cut off at max_tokens).
+    """
+    rollouts = [r for g in groups for r in g.rollouts]
+    rewards = [r.reward for r in rollouts if r.reward is not None]
+    metrics: dict[str, float] = {
+        "reward": float(np.mean(rewards)),
+        "reward:std": float(np.std(rewards)),
+        "reward:min": min(rewards),
+        "reward:max": max(rewards),
+    }
+    for part in sorted({name for r in rollouts for name in r.reward_parts}):
+        scored = [r.reward_parts for r in rollouts if r.error is None]
+        values = [parts[part] for parts in scored if part in parts]
+        metrics[f"reward:part:{part}"] = float(np.mean(values)) if values else float("nan")
+    metrics["rewards_failed"] = len(rollouts) - len(rewards)
+    metrics["groups_without_signal"] = sum(
+        all(r.advantage == 0 for r in g.rollouts) for g in groups
+    )
+    metrics["completion_tokens"] = float(np.mean([len(r.tokens) for r in rollouts]))
+    metrics["truncated"] = float(np.mean([r.stop_reason == "length" for r in rollouts]))
+    return metrics

@@ -1,0 +1,56 @@
+"""Make the settings of a recipe from keyword arguments, with an error for every wrong name."""
+
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar
+
+from xorl_lab.errors import ConfigError
+
+S = TypeVar("S")
+
+
+def build(cls: type[S], values: Mapping[str, Any]) -> S:
+    """Make a settings dataclass from keyword arguments.
+
+    Args:
+        cls: a dataclass that checks its values when it is made.
+        values: field name to value.
+
+    Raises:
+        ConfigError: a name is unknown (names the nearest), or one without default is missing.
+    """
+    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    for name in values:
+        if name not in known:
+            raise ConfigError(f"unknown setting {name!r}{suggest(name, known)}")
+    missing = [
+        f.name
+        for f in known.values()
+        if f.default is MISSING and f.default_factory is MISSING and f.name not in values
+    ]
+    if missing:
+        raise ConfigError(
+            f"missing setting{'s' * (len(missing) > 1)} {', '.join(missing)}: pass a value"
+        )
+    return cls(**values)
+
+
+def suggest(name: str, known: Collection[str]) -> str:
+    """The end of an error message that lists the names nearest to ``name``, or else all of them."""
+    near = difflib.get_close_matches(name, known, n=3)
+    if near:
+        return f": did you mean {' or '.join(near)}?"
+    return f": choose from {', '.join(sorted(known))}"
+
+
+def check_integer(name: str, value: object, low: int) -> None:
+    """Raise a ConfigError unless ``value`` is an integer >= ``low``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ConfigError(f"{name} is {value!r}: pass an integer >= {low}")
+
+
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    """Raise a ConfigError unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}: choose from {', '.join(sorted(choices))}")
