@@ -98,7 +98,7 @@ def check_params(name: str, params: Mapping[str, Any] | None) -> dict[str, Any]:
     """
     spec = get(name)
     # Callers without a type checker pass anything.
-    if params is not None and not isinstance(params, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if params is not None and not isinstance(params, Mapping):
         raise ConfigError(
             f"the parameters of {spec.name} are a {type(params).__name__}: pass a dict or None"
         )
