@@ -54,7 +54,7 @@ def mean_centered(rewards: Sequence[SupportsFloat | None]) -> list[float]:
     Raises:
         DataError: a reward is not a finite number.
 
-    Source: Liu et al. 2025 (Dr. GRPO), sec. 3.2.
+    Source: Liu et al. 2025 (Dr. GRPO).
 
     >>> mean_centered([1.0, 0.0, None])
     [0.5, -0.5, 0.0]
@@ -76,7 +76,7 @@ def leave_one_out(rewards: Sequence[SupportsFloat | None]) -> list[float]:
     Raises:
         DataError: a reward is not a finite number.
 
-    Source: Ahmadian et al. 2024 (RLOO), eq. 8.
+    Source: Ahmadian et al. 2024 (RLOO).
 
     >>> leave_one_out([1.0, 0.0, None])
     [1.0, -1.0, 0.0]

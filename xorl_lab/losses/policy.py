@@ -140,7 +140,7 @@ def policy_loss(
         ``entropy``, ``clipped`` (a clip, dual clip included, changed value or gradient), with
         IcePop ``masked``, with TIS ``tis_weight`` and ``tis_clipped``, with the penalty ``kl``.
 
-    Source: Schulman et al. 2017 (PPO), eq. 7; Ye et al. 2020 (dual clip), eq. 5; IcePop as in
+    Source: Schulman et al. 2017 (PPO), eq. 7; Ye et al. 2020 (dual clip); IcePop as in
         arXiv:2602.15763; truncated importance sampling as in Ionides 2008.
     """
     ratio, terms = _ratio(logprobs, inputs["logprobs"])
