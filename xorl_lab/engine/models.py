@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import scan_cache_dir, snapshot_download
-from huggingface_hub.errors import CacheNotFound, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import (
+    CacheNotFound,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    StrictDataclassError,
+)
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from xorl_lab.engine import packaged, tiny
@@ -111,24 +117,14 @@ def load(name: str, device: str = "auto", dtype: str = "auto") -> LoadedModel:
         return _finish(name, place, precision, model, tiny.byte_tokenizer(), RANDOM_NOTE)
     folder = fetch(name)
     try:
-        with quiet():
-            config = AutoConfig.from_pretrained(folder, local_files_only=True)
-            _refuse_unsupported(name, config)
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            model = AutoModelForCausalLM.from_pretrained(
-                folder,
-                config=config,
-                dtype=getattr(torch, precision),
-                attn_implementation="sdpa",
-                local_files_only=True,
-            )
-    except ConfigError:
-        raise
-    except (OSError, ValueError, KeyError, ImportError) as error:
+        model, tokenizer = _from_folder(name, folder, getattr(torch, precision))
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError, StrictDataclassError) as e:
+        if isinstance(e, ConfigError):
+            raise
         raise ConfigError(
             f"base model {name!r} in {folder} cannot be loaded as a causal language model "
-            f"({_first_line(error)}): pass a folder with config.json, a tokenizer and safetensors"
-        ) from error
+            f"({_first_line(e)}): pass a folder with config.json, a tokenizer and safetensors"
+        ) from e
     note = packaged.NOTE if name == packaged.NAME else ""
     return _finish(name, place, precision, model, tokenizer, note)
 
@@ -230,6 +226,30 @@ def _unknown(name: str) -> str:
     if wanting:
         message += f", {', '.join(wanting)} (after `xorl-lab models --fetch`)"
     return message + ", or the path of a folder with a model in it"
+
+
+def _from_folder(
+    name: str, folder: Path, dtype: torch.dtype
+) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
+    """Read a folder; weights that are absent are an error, not a random draw."""
+    with quiet():
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        _refuse_unsupported(name, config)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    if report["missing_keys"]:
+        raise ConfigError(
+            f"base model {name!r} is incomplete: {folder} lacks the weights "
+            f"{', '.join(sorted(report['missing_keys']))}; copy or download it again"
+        )
+    return model, tokenizer
 
 
 def _finish(

@@ -1,0 +1,38 @@
+"""What every test may use, and the settings under which all of them run."""
+
+import os
+
+# Before torch and transformers are imported: nothing may ask a network for anything.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The root of the repository."""
+    return Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def empty_home(tmp_path, monkeypatch) -> Path:
+    """A home folder of xorl_lab with nothing in it."""
+    folder = tmp_path / "home"
+    monkeypatch.setenv("XORL_LAB_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def seeds() -> Path:
+    """The folder with the code and texts that the client API has to run; skips without it."""
+    folder = Path(os.environ.get("XORL_LAB_SEEDS", ""))
+    if not os.environ.get("XORL_LAB_SEEDS") or not folder.is_dir():
+        pytest.skip("XORL_LAB_SEEDS is not set to the folder of the seed documents")
+    return folder
