@@ -236,7 +236,7 @@ def _from_folder(
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         _refuse_unsupported(name, config)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
@@ -244,6 +244,7 @@ def _from_folder(
             local_files_only=True,
             output_loading_info=True,
         )
+    model, report = loaded
     if report["missing_keys"]:
         raise ConfigError(
             f"base model {name!r} is incomplete: {folder} lacks the weights "
