@@ -1,4 +1,4 @@
-"""A client that records what it is sent and answers by a fixed rule: for the logic of the recipes."""
+"""A client that records what it is sent and answers by a fixed rule: to test recipes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -54,7 +54,8 @@ def test_begin_of_sequence_is_not_doubled():
         ),
         (
             [{"role": "user", "content": "Hi"}],
-            "row 0 has columns ['content', 'role'] but no 'prompt': wrap the conversation in a list",
+            "row 0 has columns ['content', 'role'] but no 'prompt': wrap the conversation in a "
+            "list",
         ),
         (
             [["Hi"]],

@@ -215,7 +215,8 @@ def _loop(
     if task.recipe == "sft":
         kept = {k: v for k, v in settings.items() if k not in ("max_tokens", "stop")}
         return sft(client, task.conversations(), **kept)
-    return grpo(client, task.training, task.reward, report_base_kl=True, **settings)
+    extras = {"held_out": task.held_out, "evaluate_every": 10, "report_base_kl": True}
+    return grpo(client, task.training, task.reward, **extras, **settings)
 
 
 def _train(

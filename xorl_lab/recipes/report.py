@@ -13,6 +13,7 @@ from plotly.subplots import make_subplots
 
 from xorl_lab.recipes.evaluate import Evaluation
 from xorl_lab.recipes.outcome import outcome
+from xorl_lab.recipes.settings import check_choice
 from xorl_lab.types import Rollout, StepRecord
 
 LONGEST = 2000
@@ -36,10 +37,10 @@ _LINES: Mapping[str, Sequence[tuple[str, str, str, str]]] = {
     "loss": (("loss:mean", "loss", _BLUE, "solid"), ("grad_norm", "gradient norm", _ORANGE, "dot")),
 }
 _TITLES = {
-    "reward": "Reward",
-    "kl": "Divergence (nats per token)",
-    "loss": "Loss and gradient norm",
-    "time": "Seconds per step",
+    "reward": "Reward by step",
+    "kl": "Divergence by step (nats per token)",
+    "loss": "Loss and gradient norm by step",
+    "time": "Seconds by step",
 }
 _TIMES = (
     ("sample", _BLUE),
@@ -124,30 +125,39 @@ def figure(records: Sequence[StepRecord], panels: Sequence[str] = PANELS) -> go.
     Args:
         records: the steps; values that are missing, NaN or infinite leave a gap.
         panels: of :data:`PANELS`, those to draw.
+
+    Raises:
+        ConfigError: there is no such panel.
     """
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
+    for panel in panels:
+        check_choice("panel", panel, PANELS)
+    columns = min(2, len(panels)) or 1
+    rows = max(1, -(-len(panels) // columns))
     fig: Any = make_subplots(
         rows=rows,
         cols=columns,
         subplot_titles=[_TITLES[p] for p in panels],
-        vertical_spacing=0.16,
+        vertical_spacing=0.22,
         horizontal_spacing=0.09,
     )
     for i, panel in enumerate(panels):
+        place = {"row": i // columns + 1, "col": i % columns + 1}
+        legend = f"legend{i + 1}" if i else "legend"
         for trace in _traces(records, panel):
-            fig.add_trace(trace, row=i // columns + 1, col=i % columns + 1)
+            fig.add_trace(trace.update(legend=legend), **place)
+        cell = fig.get_subplot(**place)
+        below = {"x": cell.xaxis.domain[0], "y": cell.yaxis.domain[0] - 26 / (300 * rows)}
+        fig.update_layout({legend: {**below, "yanchor": "top", "orientation": "h"}})
     fig.update_layout(
-        height=300 * rows + 60,
+        height=300 * rows + 110,
         barmode="stack",
         hovermode="x unified",
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"family": "system-ui, sans-serif"},
-        margin={"l": 50, "r": 20, "t": 40, "b": 40},
-        legend={"orientation": "h", "y": -0.12},
+        margin={"l": 50, "r": 20, "t": 40, "b": 70},
     )
-    fig.update_xaxes(title_text="step", gridcolor="rgba(128,128,128,.25)")
+    fig.update_xaxes(gridcolor="rgba(128,128,128,.25)")
     fig.update_yaxes(gridcolor="rgba(128,128,128,.25)", zerolinecolor="rgba(128,128,128,.4)")
     return fig
 
