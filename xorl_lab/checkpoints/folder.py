@@ -1,0 +1,173 @@
+"""A checkpoint is a folder: written aside, flushed to disk, renamed into place, verified on reading.
+
+The folder is the truth.  ``state.json`` holds what is not a tensor, and size and SHA-256 of every
+other file.  At any moment a name holds the old checkpoint, the new one, or none.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from xorl_lab.errors import CheckpointError
+
+STATE = "state.json"
+FORMAT = 1
+_ASIDE = ".writing"
+_OLD = ".replaced"
+
+Writer = Callable[[Path], object]
+
+
+def write(
+    target: Path, writers: Mapping[str, Writer], state: Mapping[str, Any], *, overwrite: bool = False
+) -> int:
+    """Write a checkpoint.
+
+    Args:
+        target: the folder to make.
+        writers: file name to a function that writes that file at the path it is given.
+        state: JSON values for ``state.json``; ``format`` and ``files`` are added.
+        overwrite: replace a checkpoint of this name.
+
+    Returns:
+        Bytes of all files.
+
+    Raises:
+        CheckpointError: ``checkpoint.exists`` if the name is taken and ``overwrite`` is False.
+        OSError: the disk refused; the name holds what it held before.
+    """
+    if target.exists() and not overwrite:
+        raise _taken(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.parent / f"{_ASIDE}-{os.getpid()}-{secrets.token_hex(4)}-{target.name}"
+    try:
+        aside.mkdir()
+        files: dict[str, dict[str, Any]] = {}
+        for name, writer in writers.items():
+            writer(aside / name)
+            files[name] = {"bytes": (aside / name).stat().st_size, "sha256": _flush(aside / name)}
+        document = {"format": FORMAT, **state, "files": files}
+        (aside / STATE).write_text(json.dumps(document, indent=1, sort_keys=True), encoding="utf-8")
+        _flush(aside / STATE)
+        _flush_folder(aside)
+        _rename(aside, target, overwrite)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return sum(f.stat().st_size for f in target.iterdir())
+
+
+def read(target: Path) -> dict[str, Any]:
+    """Verify a checkpoint and return its ``state.json``.
+
+    Raises:
+        CheckpointError: ``checkpoint.not_found``, or ``checkpoint.damaged`` naming the file.
+    """
+    try:
+        text = (target / STATE).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        there = sorted(p.name for p in target.parent.glob("[!.]*")) if target.parent.is_dir() else []
+        raise CheckpointError(
+            "checkpoint.not_found",
+            f"there is no checkpoint {target.name!r} of this model: choose from {there}",
+            {"name": target.name, "available": there},
+        ) from None
+    except UnicodeDecodeError as error:
+        raise _damaged(target, STATE, "it is not text") from error
+    try:
+        state: dict[str, Any] = json.loads(text)
+        files: dict[str, dict[str, Any]] = state["files"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(target, STATE, "it cannot be read") from error
+    for name, facts in files.items():
+        path = target / name
+        if not path.is_file():
+            raise _damaged(target, name, "it is missing")
+        if _digest(path) != facts["sha256"]:
+            raise _damaged(target, name, "its SHA-256 is not the one recorded")
+    return state
+
+
+def recover(root: Path) -> None:
+    """Clear away what an interrupted write left behind under ``root``.
+
+    A checkpoint that was moved aside and not yet replaced is moved back.  What a live process is
+    writing is left alone.
+    """
+    for path in list(root.glob(f"*/*/{_OLD}-*")):
+        _, pid, _, name = path.name.split("-", 3)
+        if _alive(int(pid)):
+            continue
+        if (path.parent / name).exists():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.rename(path.parent / name)
+    for path in list(root.glob(f"*/*/{_ASIDE}-*")):
+        if not _alive(int(path.name.split("-", 3)[1])):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _rename(aside: Path, target: Path, overwrite: bool) -> None:
+    old = target.parent / f"{_OLD}-{os.getpid()}-{secrets.token_hex(4)}-{target.name}"
+    if overwrite and target.exists():
+        target.rename(old)
+    try:
+        aside.rename(target)
+    except OSError:
+        if old.exists():
+            old.rename(target)
+        if target.exists() and not overwrite:
+            raise _taken(target) from None
+        raise
+    _flush_folder(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _flush(path: Path) -> str:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return _digest(path)
+
+
+def _flush_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _taken(target: Path) -> CheckpointError:
+    return CheckpointError(
+        "checkpoint.exists",
+        f"there is a checkpoint {target.name!r} of this model already: choose another name, or pass "
+        "overwrite=True",
+        {"name": target.name},
+    )
+
+
+def _damaged(target: Path, file: str, why: str) -> CheckpointError:
+    return CheckpointError(
+        "checkpoint.damaged",
+        f"checkpoint {target.name!r} cannot be trusted: {file}: {why}; use an earlier checkpoint",
+        {"name": target.name, "file": file},
+    )

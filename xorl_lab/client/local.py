@@ -1,0 +1,187 @@
+"""The engine behind the clients: what a training client asks for, as jobs on the worker thread."""
+
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from xorl_lab import losses
+from xorl_lab.checkpoints import Address, check_name
+from xorl_lab.engine import engine as engines
+from xorl_lab.engine import saving
+from xorl_lab.engine.batches import Batch, align
+from xorl_lab.engine.engine import Engine
+from xorl_lab.engine.scheduler import Ticket
+from xorl_lab.engine.trainer import Trained
+from xorl_lab.engine.versions import WeightsVersion
+from xorl_lab.errors import ConfigError, EngineError
+from xorl_lab.futures import APIFuture
+from xorl_lab.samplers.embedded import EmbeddedSampler
+from xorl_lab.types import (
+    AdamParams,
+    Datum,
+    ForwardBackwardOutput,
+    LoraRunSpec,
+    OptimStepResponse,
+    SaveWeightsResponse,
+)
+
+_samplers: "weakref.WeakKeyDictionary[Engine, EmbeddedSampler]" = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def open_engine(base_model: str, device: str, dtype: str) -> tuple[Engine, EmbeddedSampler]:
+    """The engine of a base model and the sampler that shares its thread; one each per process."""
+    engine = engines.get(base_model, device, dtype)
+    with _lock:
+        if engine not in _samplers:
+            _samplers[engine] = EmbeddedSampler(engine)
+        return engine, _samplers[engine]
+
+
+class LocalSession:
+    """One trained model on an engine.
+
+    Calls validate on the caller's thread and raise at once; what is left to fail, fails the future.
+
+    Args:
+        engine: the base model and its thread.
+        model_id: name of the trained model, a part of its checkpoints' addresses.
+        spec: shape of the adapter; None trains the full weights.
+        root: folder of all checkpoints.
+    """
+
+    def __init__(self, engine: Engine, model_id: str, spec: LoraRunSpec | None, root: Path) -> None:
+        self.engine = engine
+        self.model_id = model_id
+        self.spec = spec
+        self.root = root
+        self.closed: str | None = None
+        self.parent: str | None = None
+        self.metrics: dict[str, float] = {}
+        self._window: list[APIFuture[ForwardBackwardOutput]] = []
+        self._order = threading.Lock()
+        base = engine.base
+        self.trained = self._submit(lambda _: Trained(model_id, base, spec), "create").result()
+
+    def forward(
+        self,
+        data: Sequence[Datum],
+        loss_fn: str,
+        params: Mapping[str, Any] | None,
+        *,
+        adapters_off: bool = False,
+    ) -> APIFuture[ForwardBackwardOutput]:
+        """Queue a forward pass."""
+        batch, checked = self._prepare(data, loss_fn, params)
+
+        def run(ticket: Ticket) -> ForwardBackwardOutput:
+            return self.trained.forward(
+                batch, loss_fn, checked, ticket.tick, adapters_off=adapters_off
+            )
+
+        return self._submit(run, "forward")
+
+    def forward_backward(
+        self, data: Sequence[Datum], loss_fn: str, params: Mapping[str, Any] | None
+    ) -> APIFuture[ForwardBackwardOutput]:
+        """Queue a forward and backward pass."""
+        batch, checked = self._prepare(data, loss_fn, params)
+
+        def run(ticket: Ticket) -> ForwardBackwardOutput:
+            output = self.trained.forward_backward(
+                batch, loss_fn, checked, ticket.tick, ticket.commit
+            )
+            self.metrics |= output.metrics
+            return output
+
+        with self._order:
+            future = self._submit(run, "forward_backward")
+            self._window.append(future)
+        return future
+
+    def optim_step(self, adam: AdamParams) -> APIFuture[OptimStepResponse]:
+        """Queue an optimizer step, bound to the calls that it is to apply.
+
+        If one of them fails whose failure the caller has not seen by now, the caller still counts
+        on it, and the step must not be taken without it.
+        """
+
+        def run(ticket: Ticket) -> OptimStepResponse:
+            ticket.commit()
+            response = self.trained.optim_step(adam)
+            self.metrics |= response.metrics
+            return response
+
+        with self._order:
+            guards = [future for future in self._window if not future.observed]
+            self._window = []
+            return self._submit(run, "optim_step", guards)
+
+    def save_state(
+        self, name: str | None, ttl_seconds: int | None, overwrite: bool
+    ) -> APIFuture[SaveWeightsResponse]:
+        """Queue a checkpoint of weights, optimizer and random state."""
+        checked = None if name is None else check_name(name)
+        if ttl_seconds is not None and not ttl_seconds > 0:
+            raise ConfigError(f"ttl_seconds is {ttl_seconds}: pass a number > 0, or None to keep it")
+
+        def run(ticket: Ticket) -> SaveWeightsResponse:
+            ticket.commit()
+            chosen = checked or f"step-{self.trained.steps}"
+            address = Address(self.model_id, "weights", chosen)
+            facts = {
+                "base_model": self.engine.loaded.name,
+                "device": self.engine.loaded.device,
+                "ttl_seconds": ttl_seconds,
+                "parent": self.parent,
+                "metrics": self.metrics,
+            }
+            saving.save(self.trained, address.folder(self.root), facts, overwrite=overwrite)
+            self.parent = address.uri
+            return SaveWeightsResponse(address.uri, self.model_id)
+
+        return self._submit(run, "save_state")
+
+    def load(self, address: Address, *, with_optimizer: bool) -> APIFuture[None]:
+        """Queue the loading of a checkpoint."""
+
+        def run(ticket: Ticket) -> None:
+            ticket.commit()
+            folder = address.folder(self.root)
+            saving.load(self.trained, folder, with_optimizer=with_optimizer)
+            self.parent = address.uri
+
+        return self._submit(run, "load_state")
+
+    def snapshot(self) -> APIFuture[WeightsVersion]:
+        """Queue the making of an immutable version of the weights."""
+        return self._submit(lambda _: self.trained.snapshot(), "snapshot")
+
+    def close(self, reason: str) -> None:
+        """Refuse further calls."""
+        self.closed = reason
+
+    def _prepare(
+        self, data: Sequence[Datum], loss_fn: str, params: Mapping[str, Any] | None
+    ) -> tuple[Batch, dict[str, Any]]:
+        checked = losses.check_params(loss_fn, params)
+        loaded = self.engine.loaded
+        batch = align(
+            data,
+            required=losses.required_inputs(loss_fn, params),
+            loss_fn=losses.get(loss_fn).name,
+            vocab_size=loaded.vocab_size,
+            context_length=loaded.context_length,
+        )
+        return batch, checked
+
+    def _submit(
+        self, run: Any, name: str, guards: Sequence[APIFuture[Any]] = ()  # noqa: ANN401
+    ) -> APIFuture[Any]:
+        if self.closed is not None:
+            raise EngineError(self.closed)
+        return self.engine.scheduler.submit(
+            run, name=name, guards=guards, on_skip=lambda: self.trained.drop_window()
+        )

@@ -1,0 +1,202 @@
+"""The sampling client: completions from one immutable version of the weights."""
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from xorl_lab.engine.engine import Engine
+from xorl_lab.engine.versions import WeightsVersion
+from xorl_lab.errors import CancelledError, ConfigError, DataError
+from xorl_lab.futures import APIFuture
+from xorl_lab.samplers.base import SampleRequest, check_prompt, check_request, draw_seed
+from xorl_lab.samplers.embedded import EmbeddedSampler
+from xorl_lab.samplers.rows import deadline_in
+from xorl_lab.types import BatchSampleResult, ModelInput, SampleResponse, SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Prompt = ModelInput | str
+
+
+class SamplingClient:
+    """Draws completions.  Made by a service or training client."""
+
+    def __init__(self, engine: Engine, sampler: EmbeddedSampler, version: WeightsVersion) -> None:
+        self._engine = engine
+        self._sampler = sampler
+        self._version = version
+
+    @property
+    def version(self) -> int:
+        """Number of the weights that it samples from."""
+        return self._version.number
+
+    @property
+    def model_id(self) -> str:
+        """Name of the trained model; empty for the base model."""
+        return self._version.model_id
+
+    @property
+    def base_model(self) -> str:
+        """Name of the base model."""
+        return self._engine.loaded.name
+
+    def get_tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The base model's tokenizer."""
+        return self._engine.loaded.tokenizer
+
+    def sample(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        num_samples: int = 1,
+        return_logprobs: bool = True,
+        *,
+        prompt_logprobs: bool = False,
+        top_logprobs: int = 0,
+        timeout: float | None = None,
+    ) -> APIFuture[SampleResponse]:
+        """Draw completions of one prompt.
+
+        Args:
+            prompt: token ids, or text (encoded without added special tokens).
+            sampling_params: how to draw; None = the defaults.
+            num_samples: completions wanted; they share one pass over the prompt.
+            return_logprobs: report the logprob of each drawn token.
+            prompt_logprobs: report the prompt tokens' logprobs too (at temperature 1).
+            top_logprobs: number of alternatives to report per token.
+            timeout: seconds after which to answer with what has been drawn (``abort``).
+
+        Returns:
+            Future of the completions, in order of sample index.
+
+        Raises:
+            DataError: the prompt is empty, too long, or has an id outside the vocabulary.
+            ConfigError: a setting is out of range.
+        """
+        params = _params(sampling_params)
+        check_request(num_samples, top_logprobs)
+        request = SampleRequest(
+            self._tokens(prompt, params),
+            params,
+            num_samples,
+            draw_seed(params),
+            return_logprobs,
+            prompt_logprobs,
+            top_logprobs,
+            deadline_in(timeout),
+            keep_partial=True,
+        )
+        return self._sampler.submit(self._version, request)
+
+    def sample_batch(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | None = None,
+        num_samples: int = 1,
+        return_logprobs: bool = True,
+        timeout: float | None = None,
+    ) -> APIFuture[BatchSampleResult]:
+        """Draw completions of many prompts.
+
+        Args:
+            prompts: as for :meth:`sample`; one that cannot be used fails alone.
+            sampling_params: how to draw, for all.
+            num_samples: completions wanted of each prompt.
+            return_logprobs: report the logprob of each drawn token.
+            timeout: seconds after which the prompts still pending are cancelled.
+
+        Returns:
+            Future of what became of each prompt, ordered by index.
+
+        Raises:
+            ConfigError: a setting is out of range.
+        """
+        params = _params(sampling_params)
+        check_request(num_samples, 0)
+        deadline = deadline_in(timeout)
+        seed = draw_seed(params)
+        parts: list[APIFuture[SampleResponse]] = []
+        for prompt in prompts:
+            try:
+                tokens = self._tokens(prompt, params)
+            except DataError as error:
+                failed: APIFuture[SampleResponse] = APIFuture()
+                failed.set_exception(error)
+                parts.append(failed)
+                continue
+            request = SampleRequest(
+                tokens, params, num_samples, seed, return_logprobs, deadline=deadline
+            )
+            parts.append(self._sampler.submit(self._version, request))
+        return _gather(parts)
+
+    def _tokens(self, prompt: Prompt, params: SamplingParams) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            tokens = tuple(self.get_tokenizer().encode(prompt, add_special_tokens=False))
+        elif isinstance(prompt, ModelInput):
+            tokens = prompt.tokens
+        else:
+            raise DataError(
+                f"the prompt is a {type(prompt).__name__}: pass text or ModelInput.from_ints(token_ids)"
+            )
+        loaded = self._engine.loaded
+        check_prompt(tokens, params.max_tokens, loaded.vocab_size, loaded.context_length)
+        return tokens
+
+    def __repr__(self) -> str:
+        what = f"{self.model_id!r} version {self.version}" if self.model_id else "base"
+        return f"SamplingClient({self.base_model}, {what})"
+
+
+def _params(params: SamplingParams | None) -> SamplingParams:
+    if params is None:
+        return SamplingParams()
+    if not isinstance(params, SamplingParams):
+        raise ConfigError(f"sampling_params is a {type(params).__name__}: pass SamplingParams(...)")
+    if params.return_routed_experts:
+        raise ConfigError("return_routed_experts is not available from the embedded sampler")
+    return params
+
+
+def _gather(parts: list[APIFuture[SampleResponse]]) -> APIFuture[BatchSampleResult]:
+    """One future for all; cancelling it cancels what is still pending."""
+
+    def cancel() -> bool:
+        for part in parts:
+            part.cancel()
+        return whole.set_exception(CancelledError("sampling was cancelled"))
+
+    whole: APIFuture[BatchSampleResult] = APIFuture(cancel)
+    left = len(parts)
+    lock = threading.Lock()
+
+    def count(_: APIFuture[SampleResponse]) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            last = left == 0
+        if last:
+            whole.set_result(_sort(parts))
+
+    if not parts:
+        whole.set_result(BatchSampleResult([], [], []))
+    for part in parts:
+        part.add_done_callback(count)
+    return whole
+
+
+def _sort(parts: list[APIFuture[SampleResponse]]) -> BatchSampleResult:
+    result = BatchSampleResult([], [], [])
+    for index, part in enumerate(parts):
+        error = part.exception()
+        if error is None:
+            result.completed.append((index, part.result()))
+        elif isinstance(error, CancelledError):
+            result.cancelled.append(index)
+        else:
+            result.failed.append((index, error))
+    return result
+
+

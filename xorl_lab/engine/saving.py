@@ -1,0 +1,158 @@
+"""Trained models to checkpoint folders and back, in PEFT's and Hugging Face's formats."""
+
+import base64
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from xorl_lab import checkpoints
+from xorl_lab.engine import adapters
+from xorl_lab.engine.trainer import Trained
+from xorl_lab.errors import CheckpointError
+from xorl_lab.types import LoraRunSpec
+
+ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+MODEL_FILE = "model.safetensors"
+MODEL_CONFIG = "config.json"
+OPTIMIZER_FILE = "optimizer.safetensors"
+
+
+def save(trained: Trained, folder: Path, facts: Mapping[str, Any], *, overwrite: bool) -> int:
+    """Write weights, optimizer state, random state and step count.
+
+    Args:
+        trained: the model.
+        folder: where to.
+        facts: what else goes into ``state.json``: base model, dtype, expiry, …
+        overwrite: replace a checkpoint of this name.
+
+    Returns:
+        Bytes written.
+
+    Raises:
+        CheckpointError: the name is taken.
+    """
+    writers = weight_writers(trained)
+    optimizer = _portable(trained.optimizer.state())
+    writers[OPTIMIZER_FILE] = lambda path: save_file(optimizer, path)
+    state = {
+        **facts,
+        "dtype": str(trained.base.dtype).removeprefix("torch."),
+        "kind": "full" if trained.spec is None else "lora",
+        "model_id": trained.model_id,
+        "lora": None if trained.spec is None else asdict(trained.spec),
+        "steps": trained.steps,
+        "version": trained.version,
+        "generator": base64.b64encode(trained.generator.get_state().numpy().tobytes()).decode(),
+        "created": time.time(),
+    }
+    return checkpoints.write(folder, writers, state, overwrite=overwrite)
+
+
+def weight_writers(trained: Trained) -> dict[str, checkpoints.folder.Writer]:
+    """Functions that write the weights' files: PEFT's for an adapter, Hugging Face's otherwise."""
+    tensors = _portable(trained.weights())
+    if trained.spec is None:
+        config = trained.model.config.to_json_string(use_diff=False)
+        return {
+            MODEL_FILE: lambda path: save_file(tensors, path, metadata={"format": "pt"}),
+            MODEL_CONFIG: lambda path: path.write_text(config, encoding="utf-8"),
+        }
+    document = json.dumps(_adapter_config(trained, trained.spec), indent=1, sort_keys=True)
+    return {
+        ADAPTER_FILE: lambda path: save_file(tensors, path, metadata={"format": "pt"}),
+        ADAPTER_CONFIG: lambda path: path.write_text(document, encoding="utf-8"),
+    }
+
+
+def load(trained: Trained, folder: Path, *, with_optimizer: bool) -> None:
+    """Put a checkpoint's weights into a model.
+
+    Args:
+        trained: a model of the same base and shape.
+        folder: the checkpoint; it is verified first.
+        with_optimizer: restore the moments, the step count and the random state too, which
+            continues the run exactly; otherwise the optimizer starts afresh.
+
+    Raises:
+        CheckpointError: the checkpoint is missing, damaged, or does not fit; the model is as it was.
+    """
+    state = checkpoints.read(folder)
+    if with_optimizer and state["dtype"] != str(trained.base.dtype).removeprefix("torch."):
+        raise CheckpointError(
+            "checkpoint.dtype_mismatch",
+            f"checkpoint {folder.name!r} was trained in {state['dtype']}, this model is in "
+            f"{str(trained.base.dtype).removeprefix('torch.')}, so the run would not continue exactly: "
+            f"pass dtype={state['dtype']!r} to ServiceClient, or load without the optimizer",
+            {"saved": state["dtype"]},
+        )
+    tensors = load_file(folder / (MODEL_FILE if trained.spec is None else ADAPTER_FILE))
+    check_fit(trained, tensors, folder.name)
+    optimizer = load_file(folder / OPTIMIZER_FILE) if with_optimizer else {}
+    trained.load_weights(tensors)
+    if with_optimizer:
+        trained.optimizer.load_state(optimizer)
+        trained.steps = int(state["steps"])
+        trained.version = int(state["version"])
+        raw = bytearray(base64.b64decode(state["generator"]))
+        trained.generator.set_state(torch.frombuffer(raw, dtype=torch.uint8))
+
+
+def check_fit(trained: Trained, tensors: Mapping[str, torch.Tensor], name: str) -> None:
+    """Compare the names and shapes of a checkpoint's tensors with the model's.
+
+    Raises:
+        CheckpointError: ``checkpoint.tensor_mismatch`` with every tensor that is missing, extra or
+            of another shape.
+    """
+    expected = {key: tuple(value.shape) for key, value in trained.weights().items()}
+    found = {key: tuple(value.shape) for key, value in tensors.items()}
+    odd = sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
+    if odd:
+        raise CheckpointError(
+            "checkpoint.tensor_mismatch",
+            f"checkpoint {name!r} does not fit the model: {len(odd)} tensors are missing, extra or "
+            f"of another shape, e.g. {odd[0]}: {found.get(odd[0])} where the model has "
+            f"{expected.get(odd[0])}; create the client with the checkpoint's own settings",
+            {"tensors": odd},
+        )
+
+
+def lora_spec(state: Mapping[str, Any]) -> LoraRunSpec | None:
+    """The adapter's shape as recorded in ``state.json``; None for full weights."""
+    values = state["lora"]
+    if values is None:
+        return None
+    targets = values["target_modules"]
+    return LoraRunSpec(**{**values, "target_modules": None if targets is None else tuple(targets)})
+
+
+def _adapter_config(trained: Trained, spec: LoraRunSpec) -> dict[str, Any]:
+    """What PEFT needs to load the adapter; short names where they mean the same layers."""
+    layers = sorted(adapters.lora_layers(trained.model))
+    leaves = sorted({name.rsplit(".", 1)[-1] for name in layers})
+    parts = adapters.linear_layers(trained.base).values()
+    same = [n for part in parts for n in part if n.rsplit(".", 1)[-1] in leaves]
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": trained.base.name_or_path,
+        "r": spec.rank,
+        "lora_alpha": spec.alpha,
+        "lora_dropout": spec.dropout,
+        "target_modules": leaves if sorted(same) == layers else layers,
+        "bias": "none",
+        "inference_mode": True,
+    }
+
+
+def _portable(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Contiguous CPU copies, which the file and nobody else owns."""
+    return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}

@@ -1,0 +1,138 @@
+"""From logits to tokens: exact draws whose random numbers depend on the sample alone.
+
+A uniform number is a hash of (seed, prompt, sample index, position), so a sample draws the same
+numbers alone, in any batch and in any order, and different prompts draw different ones.  The draw inverts the cumulative distribution in two levels
+(which block of the vocabulary, then which token in it), which reads the (R, V) matrix twice.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from xorl_lab.types import SamplingParams
+
+BLOCK = 128
+"""Tokens in a block of the two-level draw."""
+_MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One token for each of R rows."""
+
+    tokens: torch.Tensor
+    """(R,) int64."""
+    logprobs: torch.Tensor
+    """(R,) float64, nats, over the whole vocabulary at the sampling temperature (1 if greedy)."""
+    top_ids: torch.Tensor
+    """(R, K) int64: the most likely tokens, best first; K = 0 if not asked for."""
+    top_logprobs: torch.Tensor
+    """(R, K) float64, nats."""
+
+
+def stream(seed: int, prompt: Sequence[int], sample: int) -> int:
+    """Key of one sample's random numbers."""
+    text = np.asarray(prompt, dtype="<i8").tobytes()
+    digest = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    return _mix(_mix(seed & _MASK) ^ _mix(digest) ^ ((sample + 1) * _GOLDEN & _MASK))
+
+
+def uniforms(streams: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) per row, a function of its stream and position alone.
+
+    Source: the output function of SplitMix64 (Steele, Lea & Flood 2014), applied to a counter.
+    """
+    words = [
+        _mix((key + (position + 1) * _GOLDEN) & _MASK)
+        for key, position in zip(streams, positions, strict=True)
+    ]
+    return (np.asarray(words, dtype=np.uint64) >> np.uint64(11)) * 2.0**-53
+
+
+def draw(
+    logits: torch.Tensor,
+    params: Sequence[SamplingParams],
+    numbers: npt.NDArray[np.float64],
+    top: int = 0,
+) -> Drawn:
+    """Draw one token per row.
+
+    Args:
+        logits: (R, V) in any float dtype.
+        params: per row: temperature, top_k and top_p.
+        numbers: (R,) uniform in [0, 1).
+        top: K, alternatives to report per row.
+
+    Returns:
+        Drawn: tokens, with logprobs of softmax(logits / temperature) before top-k and top-p.
+    """
+    logits = logits.float()
+    temperatures = torch.tensor([p.temperature or 1.0 for p in params], dtype=torch.float32)
+    if not bool((temperatures == 1.0).all()):
+        logits = logits / temperatures.to(logits.device)[:, None]
+    masses = (logits - logits.amax(-1, keepdim=True)).exp()
+    blocks = _blocks(masses)
+    log_total = blocks.sum(-1).log() + logits.amax(-1).double()
+    tokens = _invert(_restrict(masses, params), torch.from_numpy(numbers).to(logits.device))
+    greedy = torch.tensor([p.temperature == 0 for p in params], device=logits.device)
+    if bool(greedy.any()):
+        tokens = torch.where(greedy, logits.argmax(-1), tokens)
+    logprobs = logits.gather(-1, tokens[:, None]).squeeze(-1).double() - log_total
+    values, ids = logits.topk(top, dim=-1)
+    return Drawn(tokens, logprobs, ids, values.double() - log_total[:, None])
+
+
+def _blocks(masses: torch.Tensor) -> torch.Tensor:
+    """(R, V) -> (R, V / BLOCK) float64 sums."""
+    short = -masses.shape[-1] % BLOCK
+    padded = torch.nn.functional.pad(masses, (0, short)) if short else masses
+    return padded.view(len(masses), -1, BLOCK).sum(-1, dtype=torch.float64)
+
+
+def _invert(masses: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """The first token at which the running sum of masses exceeds number * total."""
+    cumulative = _blocks(masses).cumsum(-1)
+    target = numbers[:, None] * cumulative[:, -1:]
+    block = torch.searchsorted(cumulative, target, right=True)
+    block = block.clamp(max=cumulative.shape[-1] - 1)
+    before = torch.where(block > 0, cumulative.gather(-1, (block - 1).clamp(min=0)), 0.0)
+    columns = block * BLOCK + torch.arange(BLOCK, device=masses.device)
+    inside = masses.gather(-1, columns.clamp(max=masses.shape[-1] - 1)).double()
+    inside = torch.where(columns < masses.shape[-1], inside, 0.0)
+    running = inside.cumsum(-1)
+    # Rounding can leave the target a hair past the block's own sum: take its last token then.
+    rest = (target - before).clamp(min=0.0)
+    rest = torch.minimum(rest, torch.nextafter(running[:, -1:], torch.zeros_like(rest)))
+    offset = torch.searchsorted(running, rest, right=True).clamp(max=BLOCK - 1)
+    return (block * BLOCK + offset).squeeze(-1)
+
+
+def _restrict(masses: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """Zero what top_k and top_p leave out.  Rows without either are not touched."""
+    rows = [i for i, p in enumerate(params) if p.top_k > 0 or p.top_p < 1]
+    if not rows:
+        return masses
+    masses = masses.clone()
+    for i in rows:
+        values, ids = masses[i].sort(descending=True, stable=True)
+        keep = values.shape[0] if params[i].top_k < 1 else min(params[i].top_k, values.shape[0])
+        if params[i].top_p < 1:
+            # As in transformers: top_p is a share of what top_k has left.
+            running = values[:keep].double().cumsum(-1)
+            reached = torch.searchsorted(running, params[i].top_p * running[-1:], right=False)
+            keep = min(keep, int(reached) + 1)
+        masses[i, ids[keep:]] = 0.0
+    return masses
+
+
+def _mix(word: int) -> int:
+    word = (word + _GOLDEN) & _MASK
+    word = ((word ^ (word >> 30)) * _MIX[0]) & _MASK
+    word = ((word ^ (word >> 27)) * _MIX[1]) & _MASK
+    return word ^ (word >> 31)

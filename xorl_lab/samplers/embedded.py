@@ -1,0 +1,253 @@
+"""Sampling inside the process: continuous batching on the engine's own thread.
+
+Requests join whatever is running.  All samples of all waiting prompts share one packed prefill; from
+then on every sample is a row of a batch that advances by one token a step, and a row that is
+finished leaves.  Rows of the same weights version form one batch, a *lane*.  Each token's logprob is
+that of the very step that drew it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import torch
+from transformers import PreTrainedModel
+
+from xorl_lab.engine.adapters import MergedCopy
+from xorl_lab.engine.engine import Engine
+from xorl_lab.engine.logprobs import run_packed, run_trunk
+from xorl_lab.engine.packing import pack
+from xorl_lab.engine.versions import WeightsVersion
+from xorl_lab.errors import SamplerError
+from xorl_lab.futures import APIFuture
+from xorl_lab.samplers.base import SampleRequest
+from xorl_lab.samplers.cache import PromptCache, RowCache
+from xorl_lab.samplers.drawing import Drawn, draw, uniforms
+from xorl_lab.samplers.rows import Row, Task
+from xorl_lab.types import SampleResponse
+
+MAX_ROWS = 256
+"""Most rows that are decoded at a time; further samples wait."""
+CACHE_BYTES = 4 * 2**30
+"""Memory that the keys and values of all rows may take."""
+QUANTUM = 4
+"""Decode steps of each lane between two looks at the training queue."""
+CHUNK = 256
+"""Prompt positions whose logits are held at a time."""
+
+
+class EmbeddedSampler:
+    """The sampler of one engine.  Attach it to the engine's scheduler once."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._waiting: deque[Task] = deque()
+        self._lanes: dict[WeightsVersion, Lane] = {}
+        self._merged = MergedPool(engine.base)
+        config = engine.base.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        size = engine.base.dtype.itemsize
+        self._token_bytes = 2 * config.num_hidden_layers * heads * width * size
+        engine.scheduler.attach(self)
+
+    def submit(self, version: WeightsVersion, request: SampleRequest) -> APIFuture[SampleResponse]:
+        """Queue a validated request on an immutable version of the weights.  Any thread."""
+        task = Task(version, request, self.engine.loaded)
+        self._waiting.append(task)
+        self.engine.scheduler.wake()
+        return task.future
+
+    # What follows runs on the worker thread.
+
+    def has_work(self) -> bool:
+        """True if a sample is waiting or under way."""
+        return bool(self._waiting or self._lanes)
+
+    def sweep(self) -> None:
+        """End what was cancelled or has run out of time."""
+        now = time.monotonic()
+        for task in self._tasks():
+            task.check_deadline(now)
+
+    def run_quantum(self) -> None:
+        """Let waiting samples in, and advance every lane by a few tokens."""
+        self._admit()
+        for version, lane in list(self._lanes.items()):
+            try:
+                with torch.no_grad():
+                    lane.advance(self._model(version), QUANTUM)
+            except Exception as error:  # noqa: BLE001  (belongs to the requests of this lane)
+                lane.fail(error)
+            if not lane.rows:
+                del self._lanes[version]
+                self._merged.release(version)
+
+    def close(self, error: Exception) -> None:
+        """End everything with this error."""
+        for task in self._tasks():
+            task.future.set_exception(error)
+        self._waiting.clear()
+        self._lanes.clear()
+
+    def _tasks(self) -> Iterable[Task]:
+        yield from list(self._waiting)
+        for lane in list(self._lanes.values()):
+            yield from {id(row.task): row.task for row in lane.rows}.values()
+
+    def _model(self, version: WeightsVersion) -> PreTrainedModel:
+        if version.adapter is not None:
+            return self._merged.acquire(version)
+        # Looked up at each quantum: when the trained weights move on, the version gets a copy.
+        return version.full if version.full is not None else self.engine.base
+
+    def _admit(self) -> None:
+        """Take waiting samples in as far as rows and memory allow; always at least one."""
+        taken = sum(len(lane.rows) for lane in self._lanes.values())
+        used = sum(row.span for lane in self._lanes.values() for row in lane.rows)
+        fresh: dict[WeightsVersion, list[Row]] = {}
+        while self._waiting:
+            task = self._waiting[0]
+            if task.future.done():
+                self._waiting.popleft()
+                continue
+            room = min(MAX_ROWS - taken, (CACHE_BYTES // self._token_bytes - used) // task.span)
+            if taken == 0:
+                room = max(room, 1)
+            rows = task.take(room)
+            if rows:
+                fresh.setdefault(task.version, []).extend(rows)
+                taken += len(rows)
+                used += sum(row.span for row in rows)
+            if task.remaining:
+                break
+            self._waiting.popleft()
+        for version, rows in fresh.items():
+            lane = self._lanes.setdefault(version, Lane())
+            try:
+                with torch.no_grad():
+                    lane.join(self._model(version), rows)
+            except Exception as error:  # noqa: BLE001  (belongs to the requests of this lane)
+                lane.fail(error, rows)
+
+
+class Lane:
+    """The rows that are being drawn from one version of the weights."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.cache = RowCache()
+
+    def join(self, model: PreTrainedModel, rows: list[Row]) -> None:
+        """Run the prompts of new rows, each distinct one once, and draw their first tokens."""
+        prompts = sorted({row.task.request.prompt for row in rows})
+        head = model.get_output_embeddings()
+        for packed in pack(prompts):
+            captured = PromptCache()
+            hidden = run_packed(model, packed, captured)
+            slots = {
+                prompts[m]: nodes for m, nodes in zip(packed.members, packed.slots, strict=True)
+            }
+            here = [row for row in rows if row.task.request.prompt in slots]
+            for task in {id(row.task): row.task for row in here}.values():
+                if task.request.prompt_logprobs and task.prompt_logprobs is None:
+                    nodes = torch.from_numpy(slots[task.request.prompt])
+                    task.prompt_logprobs = prompt_logprobs(hidden[nodes], head, task.request.prompt)
+            last = [int(slots[row.task.request.prompt][-1]) for row in here]
+            distinct = sorted(set(last))
+            logits = head(hidden[distinct])
+            spread = torch.tensor([distinct.index(node) for node in last])
+            self.cache.add(captured, [slots[row.task.request.prompt] for row in here])
+            self.rows += here
+            self._record(here, logits[spread.to(logits.device)])
+        self._leave()
+
+    def advance(self, model: PreTrainedModel, steps: int) -> None:
+        """Draw up to ``steps`` further tokens of every row."""
+        for _ in range(steps):
+            self._leave()
+            if not self.rows:
+                return
+            tokens = torch.tensor([[row.tokens[-1]] for row in self.rows], device=model.device)
+            positions, mask = self.cache.begin_step(model.device)
+            hidden = run_trunk(model, tokens, positions, mask, self.cache)
+            self.cache.end_step()
+            self._record(self.rows, model.get_output_embeddings()(hidden[:, 0]))
+        self._leave()
+
+    def fail(self, error: Exception, joining: Iterable[Row] = ()) -> None:
+        """End every request of this lane."""
+        for row in (*self.rows, *joining):
+            row.task.future.set_exception(
+                SamplerError(f"sampling failed ({type(error).__name__}: {error})", retryable=True)
+            )
+        self.rows = []
+        self.cache = RowCache()
+
+    def _record(self, rows: list[Row], logits: torch.Tensor) -> None:
+        """Draw one token for each row from its logits (R, V) and note it."""
+        top = max(row.task.request.top_logprobs for row in rows)
+        numbers = uniforms([row.stream for row in rows], [len(row.tokens) for row in rows])
+        drawn: Drawn = draw(logits, [row.task.request.params for row in rows], numbers, top)
+        tokens, logprobs = drawn.tokens.tolist(), drawn.logprobs.tolist()
+        ids, values = drawn.top_ids.tolist(), drawn.top_logprobs.tolist()
+        for i, row in enumerate(rows):
+            row.append(tokens[i], logprobs[i], list(zip(ids[i], values[i], strict=True)))
+
+    def _leave(self) -> None:
+        """Drop the rows that are finished or no longer wanted."""
+        staying = [i for i, row in enumerate(self.rows) if not row.finished]
+        if len(staying) == len(self.rows):
+            return
+        self.rows = [self.rows[i] for i in staying]
+        self.cache.keep(staying)
+
+
+class MergedPool:
+    """Copies of the base with an adapter merged in, reused from version to version."""
+
+    def __init__(self, base: PreTrainedModel, make: Callable[..., MergedCopy] = MergedCopy) -> None:
+        self._base = base
+        self._make = make
+        self._busy: dict[WeightsVersion, MergedCopy] = {}
+        self._idle: tuple[WeightsVersion, MergedCopy] | None = None
+
+    def acquire(self, version: WeightsVersion) -> PreTrainedModel:
+        """The merged copy of a version, made on first use."""
+        if version not in self._busy:
+            idle_version, copy = self._idle or (None, self._make(self._base))
+            self._idle = None
+            if idle_version is not version:
+                copy.load(version.adapter or {}, version.scale)
+            self._busy[version] = copy
+        return self._busy[version].model
+
+    def release(self, version: WeightsVersion) -> None:
+        """Nobody draws from this version at the moment; one idle copy is kept for the next."""
+        copy = self._busy.pop(version, None)
+        if copy is not None:
+            self._idle = (version, copy)
+
+
+def prompt_logprobs(
+    hidden: torch.Tensor, head: torch.nn.Module, prompt: tuple[int, ...]
+) -> list[float | None]:
+    """Logprob of each prompt token but the first, at temperature 1.
+
+    Args:
+        hidden: (N, H) of the N prompt tokens.
+        head: maps (m, H) to (m, V) logits.
+        prompt: N token ids.
+
+    Returns:
+        N entries, nats; the first is None.
+    """
+    result: list[float | None] = [None]
+    for start in range(0, len(prompt) - 1, CHUNK):
+        targets = torch.tensor(prompt[start + 1 : start + 1 + CHUNK], device=hidden.device)
+        logits = head(hidden[start : start + len(targets)]).float()
+        picked = logits.gather(-1, targets[:, None]).squeeze(-1) - torch.logsumexp(logits, -1)
+        result += picked.tolist()
+    return result
+
+
