@@ -4,17 +4,12 @@ from html.parser import HTMLParser
 
 import pytest
 
+from xorl_lab.errors import ConfigError
+from xorl_lab.recipes.charts import PANELS, Chart, figure, series
 from xorl_lab.recipes.evaluate import Evaluation
 from xorl_lab.recipes.outcome import outcome
-from xorl_lab.recipes.report import (
-    LONGEST,
-    PANELS,
-    RunReport,
-    figure,
-    render_html,
-    series,
-    write_report,
-)
+from xorl_lab.recipes.report import RunReport, render_html, write_report
+from xorl_lab.recipes.tables import LONGEST
 from xorl_lab.types import Group, Rollout, StepRecord
 
 EVIL = '<script>alert(1)</script><img src=x onerror="alert(2)">&amp;`</pre>\u2028'
@@ -165,6 +160,21 @@ def test_figure_draws_what_was_measured():
     }
     assert list(figure([]).data) == []
     assert len(PANELS) == 4
+
+
+def test_a_panel_that_is_not_there():
+    with pytest.raises(ConfigError, match="panel is 'speed': choose from kl, loss, reward, time"):
+        figure(RECORDS, panels=("speed",))
+
+
+def test_a_chart_is_an_explorable_figure_and_a_table_with_constant_text():
+    shown = Chart([*RECORDS, record(11, reward=math.nan)], panels=("reward", "kl"))
+    bundle = shown._repr_mimebundle_()
+    assert bundle["application/vnd.plotly.v1+json"]["data"][0]["name"] == "mean reward"
+    assert bundle["text/plain"] == repr(shown) == "Chart of a run"
+    assert "<th>step</th><th>mean reward</th><th>KL to the base model</th>" in bundle["text/html"]
+    assert "<td>10</td><td>1.000</td><td>0.100</td>" in bundle["text/html"]
+    assert "<td>11</td><td>–</td>" in bundle["text/html"]
 
 
 def test_writing_makes_folders(tmp_path):

@@ -6,26 +6,21 @@
 import json
 import math
 import platform
-import signal
-import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from xorl_lab.client import ServiceClient
+from xorl_lab.engine import engine
 from xorl_lab.recipes import tasks
-from xorl_lab.recipes.evaluate import Evaluation, evaluate
+from xorl_lab.recipes.console import interrupts, show_end, train
+from xorl_lab.recipes.evaluate import evaluate
 from xorl_lab.recipes.grpo import grpo
 from xorl_lab.recipes.outcome import Outcome, outcome
 from xorl_lab.recipes.report import RunReport, write_report
@@ -41,8 +36,6 @@ RANK = 16
 """Inner dimension of the LoRA adapter."""
 ALPHA = 32.0
 """Scale of the LoRA adapter."""
-EXAMPLES = 6
-"""Held-out prompts shown on the console."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
 
@@ -115,25 +108,22 @@ def run_demo(options: DemoOptions | None = None, *, console: Console | None = No
     client = ServiceClient().create_lora_training_client(
         options.model, RANK, alpha=ALPHA, seed=options.seed
     )
-    examine: dict[str, Any] = {
-        "max_tokens": settings["max_tokens"],
-        "stop": settings.get("stop"),
-    }
+    examine: dict[str, Any] = {k: settings[k] for k in ("max_tokens", "stop") if k in settings}
     before = evaluate(client, task.held_out, task.reward, **examine)
     console.print(f"held-out accuracy before: {before.accuracy:.2f}", markup=False)
     records: list[StepRecord] = []
-    with _interrupts(console) as stop:
-        _train(_loop(client, task, settings), int(settings["steps"]), records, console, stop)
+    with interrupts(console) as stop:
+        train(_loop(client, task, settings), int(settings["steps"]), records, console, stop)
     interrupted = len(records) < int(settings["steps"])
-    after = evaluate(client, task.held_out, task.reward, **examine)
     checkpoint = client.save_state(f"demo-{options.seed}", overwrite=True).result().path
+    after = evaluate(client, task.held_out, task.reward, **examine)
     report = write_report(
         options.report or Path("reports") / f"demo-{options.seed}.html",
         RunReport(
             title=f"{options.model}: {task.description}",
             records=records,
             settings={"recipe": task.recipe, "task": task.name, **settings},
-            environment=environment(client),
+            environment=environment(options.model),
             before=before,
             after=after,
             note=f"Interrupted after step {len(records)}." if interrupted else "",
@@ -148,7 +138,8 @@ def run_demo(options: DemoOptions | None = None, *, console: Console | None = No
         report=report,
         checkpoint=checkpoint,
     )
-    _show(result, before, after, console)
+    files = {"checkpoint": checkpoint, "report": str(report)}
+    show_end(before, after, result.outcome, files, console)
     return result
 
 
@@ -188,13 +179,21 @@ def main(arguments: Sequence[str]) -> None:
     app(list(arguments), prog_name="xorl-lab demo")
 
 
-def environment(client: "TrainingClient") -> dict[str, str]:
-    """What a run depends on beside its settings: model, device, dtype, processor, versions."""
+def environment(base_model: str) -> dict[str, str]:
+    """What a run depends on beside its settings: model, device, dtype, processor, versions.
+
+    Args:
+        base_model: a model that is loaded already, on the device that was chosen by itself.
+    """
+    loaded = engine.get(base_model).loaded
     names = ("xorl-lab", "torch", "transformers", "peft")
     return {
-        "model": client.base_model,
-        "device": str(client.device),
-        "dtype": str(client.dtype),
+        "model": loaded.name,
+        **({"weights": loaded.note} if loaded.note else {}),
+        "parameters": f"{loaded.parameters / 1e6:.1f} million",
+        "adapter": f"LoRA, rank {RANK}, alpha {ALPHA:g}",
+        "device": loaded.device,
+        "dtype": loaded.dtype,
         "machine": f"{platform.system()} {platform.machine()}",
         "Python": platform.python_version(),
         **{name: _version(name) for name in names},
@@ -217,95 +216,3 @@ def _loop(
         return sft(client, task.conversations(), **kept)
     extras = {"held_out": task.held_out, "evaluate_every": 10, "report_base_kl": True}
     return grpo(client, task.training, task.reward, **extras, **settings)
-
-
-def _train(
-    steps: Iterator[StepRecord],
-    count: int,
-    records: list[StepRecord],
-    console: Console,
-    stop: threading.Event,
-) -> None:
-    """Take the steps, show each, and end early when asked to."""
-    bar = Progress(
-        TextColumn("training"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-        console=console,
-    )
-    try:
-        with bar:
-            shown = bar.add_task("", total=count)
-            for record in steps:
-                records.append(record)
-                console.print(_line(record))
-                bar.update(shown, advance=1)
-                for warning in record.warnings:
-                    console.print(Text(f"      {warning}", style="yellow"))
-                if stop.is_set():
-                    return
-    except KeyboardInterrupt:  # the second one: give the step up
-        stop.set()
-
-
-def _line(record: StepRecord) -> Text:
-    """One step on one line."""
-    shown = {
-        "reward": "reward",
-        "loss:mean": "loss",
-        "kl_base": "KL to base",
-        "kl_sampler_abs": "gap",
-    }
-    values = [
-        f"{label} {record.metrics[n]:6.3f}" for n, label in shown.items() if n in record.metrics
-    ]
-    names = ("sample", "train", "sync", "evaluate")
-    times = [
-        f"{name} {record.metrics[f'seconds:{name}']:.1f}"
-        for name in names
-        if f"seconds:{name}" in record.metrics
-    ]
-    return Text(f"{record.step:4d}  {'  '.join(values)}  | s: {' '.join(times)}")
-
-
-def _show(result: DemoResult, before: Evaluation, after: Evaluation, console: Console) -> None:
-    """The end of the run: completions side by side and the numbers."""
-    table = Table("prompt", "before", "after", title="Held-out prompts, greedy")
-    for old, new in list(zip(before.groups, after.groups, strict=True))[:EXAMPLES]:
-        cells = (old.prompt[-60:].splitlines()[-1], old.rollouts[0].text, new.rollouts[0].text)
-        table.add_row(*(Text(cell) for cell in cells))
-    console.print(table)
-    numbers = result.outcome
-    for line in (
-        f"held-out accuracy: {numbers.accuracy_before:.2f} -> {numbers.accuracy_after:.2f}",
-        f"mean reward:       {numbers.reward_first:.2f} -> {numbers.reward_last:.2f} "
-        "(first and last 5 steps)",
-        f"training took {numbers.seconds:.0f} s for {numbers.steps} steps",
-        f"checkpoint: {result.checkpoint}",
-        f"report:     {result.report}",
-    ):
-        console.print(line, markup=False, soft_wrap=True)
-
-
-@contextmanager
-def _interrupts(console: Console) -> Generator[threading.Event]:
-    """Within this, the first Ctrl-C sets the event and the second raises KeyboardInterrupt."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def on_interrupt(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-        console.print("stopping after this step; press Ctrl-C again to give it up", markup=False)
-
-    previous = signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, previous)

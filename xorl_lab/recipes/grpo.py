@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from xorl_lab import losses
 from xorl_lab.errors import ConfigError
 from xorl_lab.recipes import rollouts
@@ -34,7 +32,6 @@ ADVANTAGES: Mapping[str, rollouts.Advantage] = {
     "leave_one_out": losses.leave_one_out,
 }
 """What the setting ``advantage`` chooses from."""
-_ALIASES = frozenset({"loss_sum", "loss_mean", "token_count"})
 Examine = Callable[..., Evaluation]
 """:func:`evaluate`, bound to the held-out prompts."""
 
@@ -256,7 +253,7 @@ def _train(
             metrics |= rollouts.gap("kl_sampler", drawn, trainer)
         if tis:
             extras = _last_step(extras, trainer)
-    return metrics | _over_updates(seen)
+    return metrics | rollouts.over_updates(seen)
 
 
 def _last_step(
@@ -268,16 +265,6 @@ def _last_step(
 
 def _new(output: ForwardBackwardOutput, known: Sequence[str]) -> list[str]:
     return [str(w) for w in output.info.get("warnings", ()) if str(w) not in known]
-
-
-def _over_updates(seen: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """One number per metric: the least of minima, the greatest of maxima, else the mean."""
-    rules = {"_min": np.min, "_max": np.max}
-    return {
-        name: float(rules.get(name[-4:], np.mean)([m[name] for m in seen if name in m]))
-        for name in seen[-1]
-        if name not in _ALIASES
-    }
 
 
 def _warnings(groups: Sequence[Group], settings: GrpoSettings) -> list[str]:

@@ -2,31 +2,15 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from xorl_lab.errors import ConfigError, DataError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 Message = Mapping[str, Any]
 """One turn of a conversation: ``{"role": "user", "content": "Hello"}``."""
-
-
-class Tokenizer(Protocol):
-    """What the recipes use of a Hugging Face tokenizer."""
-
-    bos_token: Any
-    """Text of the token that begins a sequence, or None."""
-    all_special_ids: Any
-    """Ids of the tokens that are no text."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text."""
-        ...
-
-    def apply_chat_template(
-        self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
-    ) -> Any:  # noqa: ANN401 (text if tokenize is False)
-        """The conversation written out in the model's own format."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +27,7 @@ class Prompt:
     """The other columns of its row."""
 
 
-def encode_prompts(prompts: object, tokenizer: Tokenizer) -> list[Prompt]:
+def encode_prompts(prompts: object, tokenizer: "PreTrainedTokenizerBase") -> list[Prompt]:
     """Read prompts in any of their forms.
 
     Args:
@@ -84,7 +68,9 @@ def check_lengths(prompts: Sequence[Prompt], max_tokens: int, context_length: in
         )
 
 
-def chat_text(tokenizer: Tokenizer, messages: Sequence[Message], *, generate: bool) -> str:
+def chat_text(
+    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], *, generate: bool
+) -> str:
     """Write a conversation out in the model's own format.
 
     Args:
@@ -121,7 +107,7 @@ def _rows(prompts: object) -> list[object]:
     return list(cast("Iterable[object]", prompts))
 
 
-def _encode(index: int, entry: object, tokenizer: Tokenizer) -> Prompt:
+def _encode(index: int, entry: object, tokenizer: "PreTrainedTokenizerBase") -> Prompt:
     row: dict[str, Any] = {}
     given: object = entry
     if isinstance(entry, Mapping):
@@ -132,14 +118,12 @@ def _encode(index: int, entry: object, tokenizer: Tokenizer) -> Prompt:
         given = row.pop("prompt")
     if isinstance(given, str):
         text = given
-        bos = tokenizer.bos_token
-        tokens = tokenizer.encode(text, add_special_tokens=not (bos and text.startswith(bos)))
     elif isinstance(given, Sequence) and given:
         text = chat_text(tokenizer, cast("Sequence[Message]", given), generate=True)
-        tokens = tokenizer.encode(text, add_special_tokens=False)
     else:
         raise DataError(f"prompt {index} is {given!r:.80}: pass a string or a list of messages")
-    if not text or not tokens:
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    if not tokens:
         raise DataError(f"prompt {index} is empty: pass at least one token")
     return Prompt(given, text, tokens, row)
 

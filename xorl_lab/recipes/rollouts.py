@@ -21,6 +21,7 @@ from xorl_lab.types import (
 if TYPE_CHECKING:
     from xorl_lab.client import SamplingClient
 
+_ALIASES = frozenset({"loss_sum", "loss_mean", "token_count"})
 Advantage = Callable[[Sequence[float | None]], list[float]]
 """The advantages of one group from its rewards, None where a reward failed."""
 
@@ -195,3 +196,13 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     metrics["completion_tokens"] = float(np.mean([len(r.tokens) for r in rollouts]))
     metrics["truncated"] = float(np.mean([r.stop_reason == "length" for r in rollouts]))
     return metrics
+
+
+def over_updates(seen: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """One number per metric: the least of minima, the greatest of maxima, else the mean."""
+    rules = {"_min": np.min, "_max": np.max}
+    return {
+        name: float(rules.get(name[-4:], np.mean)([m[name] for m in seen if name in m]))
+        for name in seen[-1]
+        if name not in _ALIASES
+    }

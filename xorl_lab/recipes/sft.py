@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 from xorl_lab.errors import ConfigError, DataError, ShapeError
 from xorl_lab.recipes.clock import Clock
 from xorl_lab.recipes.order import endless
-from xorl_lab.recipes.prompts import Message, Tokenizer, chat_text
+from xorl_lab.recipes.prompts import Message, chat_text
 from xorl_lab.recipes.settings import build, check_integer
 from xorl_lab.types import AdamParams, Datum, ModelInput, StepRecord
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from xorl_lab.client import TrainingClient
 
 
@@ -145,7 +147,7 @@ def _steps(
 
 
 def read_examples(
-    examples: Sequence[object], tokenizer: Tokenizer, context_length: int
+    examples: Sequence[object], tokenizer: "PreTrainedTokenizerBase", context_length: int
 ) -> list[Rendered]:
     """Read examples in any of their forms and check that each can be trained on.
 
@@ -173,7 +175,7 @@ def read_examples(
     return rendered
 
 
-def render(conversation: Sequence[Message], tokenizer: Tokenizer) -> Rendered:
+def render(conversation: Sequence[Message], tokenizer: "PreTrainedTokenizerBase") -> Rendered:
     """Write a conversation out and mark what to train: the assistant's words and their end.
 
     The prompt of each assistant turn is encoded exactly as it is when that turn is sampled.  What
@@ -208,7 +210,7 @@ def render(conversation: Sequence[Message], tokenizer: Tokenizer) -> Rendered:
 class _Pieces:
     """A text that grows, with its tokens and weights."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.tokens: list[int] = []
         self.weights: list[float] = []
         self.text = ""
@@ -248,7 +250,7 @@ def _role(message: object) -> object:
     )
 
 
-def _read(index: int, example: object, tokenizer: Tokenizer) -> Rendered:
+def _read(index: int, example: object, tokenizer: "PreTrainedTokenizerBase") -> Rendered:
     """Read one example in whatever form it comes."""
     if isinstance(example, Mapping):
         given = cast("Mapping[str, Any]", example)

@@ -1,0 +1,126 @@
+"""What the demo shows on the console while it runs, and how it is stopped."""
+
+import signal
+import threading
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from xorl_lab.recipes.evaluate import Evaluation
+from xorl_lab.recipes.outcome import Outcome
+from xorl_lab.types import StepRecord
+
+EXAMPLES = 6
+"""Held-out prompts that are shown."""
+PROMPT = 60
+"""Characters of a prompt that are shown, from its end."""
+
+
+def train(
+    steps: Iterator[StepRecord],
+    count: int,
+    records: list[StepRecord],
+    console: Console,
+    stop: threading.Event,
+) -> None:
+    """Take the steps, show each with the time that is left, and end early when asked to.
+
+    Args:
+        steps: the loop.
+        count: number of steps that it will take.
+        records: where the steps that were done are put.
+        console: where to show them.
+        stop: set = end after the step at hand.
+    """
+    bar = Progress(
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+    )
+    try:
+        with bar:
+            shown = bar.add_task("", total=count)
+            for record in steps:
+                records.append(record)
+                console.print(_line(record))
+                bar.update(shown, advance=1)
+                for warning in record.warnings:
+                    console.print(Text(f"      {warning}", style="yellow"))
+                if stop.is_set():
+                    return
+    except KeyboardInterrupt:  # the second one: give the step up
+        stop.set()
+
+
+def _line(record: StepRecord) -> Text:
+    """One step on one line."""
+    shown = {
+        "reward": "reward",
+        "loss:mean": "loss",
+        "kl_base": "KL to base",
+        "kl_sampler_abs": "gap",
+    }
+    values = [
+        f"{label} {record.metrics[n]:6.3f}" for n, label in shown.items() if n in record.metrics
+    ]
+    names = ("sample", "train", "sync", "evaluate")
+    times = [
+        f"{name} {record.metrics[f'seconds:{name}']:.1f}"
+        for name in names
+        if f"seconds:{name}" in record.metrics
+    ]
+    return Text(f"{record.step:4d}  {'  '.join(values)}  | s: {' '.join(times)}")
+
+
+def show_end(
+    before: Evaluation,
+    after: Evaluation,
+    result: Outcome,
+    files: Mapping[str, str],
+    console: Console,
+) -> None:
+    """Show completions side by side, the numbers, and where the files are."""
+    table = Table("prompt", "before", "after", title="Held-out prompts, greedy")
+    for old, new in list(zip(before.groups, after.groups, strict=True))[:EXAMPLES]:
+        cells = (old.prompt[-PROMPT:].splitlines()[-1], old.rollouts[0].text, new.rollouts[0].text)
+        table.add_row(*(Text(cell) for cell in cells))
+    console.print(table)
+    paths = [f"{name + ':':<19}{path}" for name, path in files.items()]
+    for line in (
+        f"held-out accuracy: {result.accuracy_before:.2f} -> {result.accuracy_after:.2f}",
+        f"mean reward:       {result.reward_first:.2f} -> {result.reward_last:.2f} "
+        "(first and last 5 steps)",
+        f"training took {result.seconds:.0f} s for {result.steps} steps",
+        *paths,
+    ):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def interrupts(console: Console) -> Generator[threading.Event]:
+    """Within this, the first Ctrl-C sets the event and the second raises KeyboardInterrupt."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def on_interrupt(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        console.print("stopping after this step; press Ctrl-C again to give it up", markup=False)
+
+    previous = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, previous)

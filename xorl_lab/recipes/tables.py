@@ -1,0 +1,66 @@
+"""Pieces of HTML in which everything that a model or a person wrote is escaped."""
+
+import html
+import math
+from collections.abc import Mapping
+
+from xorl_lab.recipes.evaluate import Evaluation
+from xorl_lab.types import Rollout
+
+LONGEST = 2000
+"""Characters of one text that are shown."""
+ROWS = 40
+"""Held-out prompts that are shown."""
+
+
+def escape(value: object) -> str:
+    """Any value as safe HTML, cut if it is very long."""
+    text = str(value)
+    hidden = len(text) - LONGEST
+    shown = html.escape(text[:LONGEST])
+    return f"{shown}<i> … {hidden:,} more characters</i>" if hidden > 0 else shown
+
+
+def number(value: float, digits: int = 2) -> str:
+    """A number, or a dash if it is not finite."""
+    return f"{value:.{digits}f}" if math.isfinite(value) else "–"
+
+
+def cell(rollout: Rollout | None) -> str:
+    """One completion with its reward, as a cell of a table."""
+    if rollout is None:
+        return "<td>–</td>"
+    mark = "failed" if rollout.reward is None else f"{rollout.reward:.2f}"
+    good = "good" if rollout.reward is not None and rollout.reward >= 1 else "bad"
+    note = f"<i>{escape(rollout.error)}</i>" if rollout.error else ""
+    return f'<td><pre>{escape(rollout.text)}</pre>{note}<span class="{good}">{mark}</span></td>'
+
+
+def completions_table(before: Evaluation | None, after: Evaluation | None) -> str:
+    """Held-out prompts with the completions before and after training, as an HTML table.
+
+    Args:
+        before: evaluation before training.
+        after: evaluation of the same prompts after training.
+    """
+    shown = before or after
+    if shown is None:
+        return ""
+    first, last = (e.groups if e else [None] * len(shown.groups) for e in (before, after))
+    rows = "".join(
+        f"<tr><td><pre>{escape(group.prompt)}</pre></td>"
+        f"{cell(old.rollouts[0] if old else None)}{cell(new.rollouts[0] if new else None)}</tr>"
+        for group, old, new in zip(shown.groups[:ROWS], first, last, strict=False)
+    )
+    count = len(shown.groups)
+    more = f"<caption>{ROWS} of {count} prompts</caption>" if count > ROWS else ""
+    head = "<tr><th>prompt</th><th>before</th><th>after</th></tr>"
+    return f"<table>{more}{head}{rows}</table>"
+
+
+def table(title: str, values: Mapping[str, object]) -> str:
+    """Names and values under a heading; nothing if there are none."""
+    if not values:
+        return ""
+    rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in values.items())
+    return f"<h2>{escape(title)}</h2><table>{rows}</table>"
