@@ -61,7 +61,9 @@ class CheckpointError(LabError):
         details: every fact behind the code, e.g. all fields that differ.
     """
 
-    def __init__(self, code: str, message: str, details: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, code: str, message: str, details: Mapping[str, object] | None = None
+    ) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message

@@ -1,7 +1,7 @@
 """The one future type that every call of the client returns.
 
 A call is submitted at once; the future is only the place where its answer arrives.  It can be
-waited for in a script (``.result()``), in a running event loop (``await``), or in a mixture of both.
+waited for in a script (``.result()``), in a running event loop (``await``), or in both.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class APIFuture(Generic[T]):
         self._inner: _futures.Future[T] = _futures.Future()
         self._on_cancel = on_cancel
         self.observed = False
-        """True once the caller has seen how the call ended (its result, its error or its cancel)."""
+        """True once the caller has seen how the call ended: result, error or cancel."""
 
     @classmethod
     def completed(cls, value: T) -> "APIFuture[T]":

@@ -1,4 +1,4 @@
-"""A checkpoint is a folder: written aside, flushed to disk, renamed into place, verified on reading.
+"""A checkpoint is a folder: written aside, flushed to disk, renamed into place, verified when read.
 
 The folder is the truth.  ``state.json`` holds what is not a tensor, and size and SHA-256 of every
 other file.  At any moment a name holds the old checkpoint, the new one, or none.
@@ -24,7 +24,11 @@ Writer = Callable[[Path], object]
 
 
 def write(
-    target: Path, writers: Mapping[str, Writer], state: Mapping[str, Any], *, overwrite: bool = False
+    target: Path,
+    writers: Mapping[str, Writer],
+    state: Mapping[str, Any],
+    *,
+    overwrite: bool = False,
 ) -> int:
     """Write a checkpoint.
 
@@ -70,7 +74,9 @@ def read(target: Path) -> dict[str, Any]:
     try:
         text = (target / STATE).read_text(encoding="utf-8")
     except FileNotFoundError:
-        there = sorted(p.name for p in target.parent.glob("[!.]*")) if target.parent.is_dir() else []
+        there = (
+            sorted(p.name for p in target.parent.glob("[!.]*")) if target.parent.is_dir() else []
+        )
         raise CheckpointError(
             "checkpoint.not_found",
             f"there is no checkpoint {target.name!r} of this model: choose from {there}",
@@ -159,8 +165,8 @@ def _alive(pid: int) -> bool:
 def _taken(target: Path) -> CheckpointError:
     return CheckpointError(
         "checkpoint.exists",
-        f"there is a checkpoint {target.name!r} of this model already: choose another name, or pass "
-        "overwrite=True",
+        f"there is a checkpoint {target.name!r} of this model already: choose another name, or "
+        "pass overwrite=True",
         {"name": target.name},
     )
 

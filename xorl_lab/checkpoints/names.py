@@ -85,7 +85,9 @@ class Address:
         Raises:
             CheckpointError: ``validation.invalid_checkpoint_path``, or the codes of its parts.
         """
-        match = re.fullmatch(r"xorl://([^/]+)/([^/]+)/([^/]+)", uri) if isinstance(uri, str) else None
+        match = (
+            re.fullmatch(r"xorl://([^/]+)/([^/]+)/([^/]+)", uri) if isinstance(uri, str) else None
+        )
         if match is None or match[2] not in KINDS:
             raise CheckpointError(
                 "validation.invalid_checkpoint_path",

@@ -2,9 +2,9 @@
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from xorl_lab import losses
 from xorl_lab.checkpoints import Address, check_name
@@ -29,6 +29,7 @@ from xorl_lab.types import (
 
 _samplers: "weakref.WeakKeyDictionary[Engine, EmbeddedSampler]" = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
+T = TypeVar("T")
 
 
 def open_engine(base_model: str, device: str, dtype: str) -> tuple[Engine, EmbeddedSampler]:
@@ -125,7 +126,9 @@ class LocalSession:
         """Queue a checkpoint of weights, optimizer and random state."""
         checked = None if name is None else check_name(name)
         if ttl_seconds is not None and not ttl_seconds > 0:
-            raise ConfigError(f"ttl_seconds is {ttl_seconds}: pass a number > 0, or None to keep it")
+            raise ConfigError(
+                f"ttl_seconds is {ttl_seconds}: pass a number > 0, or None to keep it"
+            )
 
         def run(ticket: Ticket) -> SaveWeightsResponse:
             ticket.commit()
@@ -178,8 +181,8 @@ class LocalSession:
         return batch, checked
 
     def _submit(
-        self, run: Any, name: str, guards: Sequence[APIFuture[Any]] = ()  # noqa: ANN401
-    ) -> APIFuture[Any]:
+        self, run: Callable[[Ticket], T], name: str, guards: Sequence[APIFuture[Any]] = ()
+    ) -> APIFuture[T]:
         if self.closed is not None:
             raise EngineError(self.closed)
         return self.engine.scheduler.submit(

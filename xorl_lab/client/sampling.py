@@ -46,7 +46,7 @@ class SamplingClient:
         """The base model's tokenizer."""
         return self._engine.loaded.tokenizer
 
-    def sample(
+    def sample(  # noqa: PLR0913  (each is a feature of its own, and the first four are xorl's)
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
@@ -139,7 +139,8 @@ class SamplingClient:
             tokens = prompt.tokens
         else:
             raise DataError(
-                f"the prompt is a {type(prompt).__name__}: pass text or ModelInput.from_ints(token_ids)"
+                f"the prompt is a {type(prompt).__name__}: pass text or "
+                "ModelInput.from_ints(token_ids)"
             )
         loaded = self._engine.loaded
         check_prompt(tokens, params.max_tokens, loaded.vocab_size, loaded.context_length)
@@ -198,5 +199,3 @@ def _sort(parts: list[APIFuture[SampleResponse]]) -> BatchSampleResult:
         else:
             result.failed.append((index, error))
     return result
-
-

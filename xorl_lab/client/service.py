@@ -49,8 +49,8 @@ class ServiceClient:
         url = base_url or os.environ.get("XORL_BASE_URL")
         if url:
             raise ConfigError(
-                f"base_url is {url!r}, but this version works in-process only: leave base_url out and "
-                "unset XORL_BASE_URL"
+                f"base_url is {url!r}, but this version works in-process only: leave base_url "
+                "out and unset XORL_BASE_URL"
             )
         self.timeout = timeout
         self.root = Path(home or default_home()).expanduser() / "checkpoints"
@@ -75,7 +75,7 @@ class ServiceClient:
         """
         return self._create(base_model, model_id, None)
 
-    def create_lora_training_client(
+    def create_lora_training_client(  # noqa: PLR0913  (the settings of both seeds)
         self,
         base_model: str,
         rank: int = 32,

@@ -52,6 +52,16 @@ class TrainingClient:
         return self._session.trained.version
 
     @property
+    def device(self) -> str:
+        """``cpu``, ``cuda`` or ``mps``."""
+        return self._session.engine.loaded.device
+
+    @property
+    def dtype(self) -> str:
+        """``float32`` or ``bfloat16``: in which the base model computes."""
+        return self._session.engine.loaded.dtype
+
+    @property
     def context_length(self) -> int:
         """Longest sequence in tokens, prompt and completion together."""
         return self._session.engine.loaded.context_length
@@ -125,16 +135,18 @@ class TrainingClient:
         """
         return self._session.forward_backward(data, loss_fn, loss_fn_params)
 
-    def optim_step(self, adam_params: AdamParams | Mapping[str, Any]) -> APIFuture[OptimStepResponse]:
+    def optim_step(
+        self, adam_params: AdamParams | Mapping[str, Any]
+    ) -> APIFuture[OptimStepResponse]:
         """Divide the accumulated gradient by its trained tokens, apply one AdamW update, clear it.
 
         Args:
             adam_params: settings of this step.
 
         Returns:
-            Future of ``grad_norm`` (before clipping), ``learning_rate``, ``step``, ``valid_tokens``.
-            It fails, and changes no weights, if nothing was accumulated, if the gradient is not
-            finite, or if a forward_backward submitted before it has failed unseen.
+            Future of ``grad_norm`` (before clipping), ``learning_rate``, ``step`` and
+            ``valid_tokens``.  It fails, and changes no weights, if nothing was accumulated, if the
+            gradient is not finite, or if a forward_backward submitted before it failed unseen.
 
         Raises:
             ConfigError: a setting is out of range.
@@ -152,7 +164,8 @@ class TrainingClient:
             overwrite: replace a checkpoint of this name.
 
         Returns:
-            Future of the checkpoint's path.  It fails with ``checkpoint.exists`` if the name is taken.
+            Future of the checkpoint's path.  It fails with ``checkpoint.exists`` if the name is
+            taken.
 
         Raises:
             CheckpointError: ``validation.invalid_checkpoint_name``.
@@ -170,4 +183,6 @@ class TrainingClient:
     def __repr__(self) -> str:
         spec = self.lora
         shape = "full weights" if spec is None else f"LoRA rank {spec.rank}"
-        return f"TrainingClient({self.base_model}, {self.model_id!r}, {shape}, version {self.version})"
+        return (
+            f"TrainingClient({self.base_model}, {self.model_id!r}, {shape}, version {self.version})"
+        )

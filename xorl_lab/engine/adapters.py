@@ -6,6 +6,7 @@ An adapter is a dictionary of tensors under PEFT's file names,
 
 import math
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
@@ -110,12 +111,13 @@ def inject(base: PreTrainedModel, spec: LoraRunSpec, generator: torch.Generator)
         inject_adapter_in_model(config, model, ADAPTER)
     dtype = torch.float64 if base.dtype == torch.float64 else torch.float32
     for layer in lora_layers(model).values():
-        rows = layer.lora_A[ADAPTER].weight.shape
-        a = torch.empty(rows, dtype=dtype)
+        down, up = _pair(layer)
+        a = torch.empty(down.weight.shape, dtype=dtype, device="cpu")
         torch.nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
-        b = torch.zeros(layer.lora_B[ADAPTER].weight.shape, dtype=dtype)
-        layer.lora_A[ADAPTER].weight = torch.nn.Parameter(a.to(base.device))
-        layer.lora_B[ADAPTER].weight = torch.nn.Parameter(b.to(base.device))
+        down.weight = torch.nn.Parameter(a.to(base.device))
+        up.weight = torch.nn.Parameter(
+            torch.zeros(up.weight.shape, dtype=dtype, device=base.device)
+        )
         if spec.dropout:
             layer.lora_dropout[ADAPTER] = PrivateDropout(spec.dropout, generator)
     return model
@@ -130,8 +132,9 @@ def parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """The adapter's weights under PEFT's file names."""
     result: dict[str, torch.nn.Parameter] = {}
     for name, layer in lora_layers(model).items():
-        result[f"{PREFIX}{name}.lora_A.weight"] = layer.lora_A[ADAPTER].weight
-        result[f"{PREFIX}{name}.lora_B.weight"] = layer.lora_B[ADAPTER].weight
+        down, up = _pair(layer)
+        result[f"{PREFIX}{name}.lora_A.weight"] = down.weight
+        result[f"{PREFIX}{name}.lora_B.weight"] = up.weight
     return result
 
 
@@ -140,6 +143,16 @@ def set_dropout(model: torch.nn.Module, active: bool) -> None:
     for module in model.modules():
         if isinstance(module, PrivateDropout):
             module.active = active
+
+
+def _pair(layer: LoraLinear) -> tuple[torch.nn.Linear, torch.nn.Linear]:
+    """The layers A and B of an adapted layer."""
+    down, up = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]
+    return cast("torch.nn.Linear", down), cast("torch.nn.Linear", up)
+
+
+def _linear(model: torch.nn.Module, name: str) -> torch.nn.Linear:
+    return cast("torch.nn.Linear", model.get_submodule(name))
 
 
 class MergedCopy:
@@ -162,14 +175,14 @@ class MergedCopy:
         """
         wanted = {key.removeprefix(PREFIX).rsplit(".lora_", 1)[0] for key in tensors}
         for name in set(self._own) - wanted:
-            self.model.get_submodule(name).weight = self.base.get_submodule(name).weight
+            _linear(self.model, name).weight = _linear(self.base, name).weight
             del self._own[name]
         with torch.no_grad():
             for name in sorted(wanted):
-                weight = self.base.get_submodule(name).weight
+                weight = _linear(self.base, name).weight
                 if name not in self._own:
                     self._own[name] = torch.nn.Parameter(torch.empty_like(weight), False)
-                    self.model.get_submodule(name).weight = self._own[name]
+                    _linear(self.model, name).weight = self._own[name]
                 a = tensors[f"{PREFIX}{name}.lora_A.weight"]
                 b = tensors[f"{PREFIX}{name}.lora_B.weight"]
                 self._own[name].copy_(torch.addmm(weight.to(a.dtype), b, a, alpha=scale))

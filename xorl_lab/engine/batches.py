@@ -140,9 +140,7 @@ def _align_one(index: int, datum: Datum, required: Sequence[str], loss_fn: str) 
     weights = extras.pop("weights", None)
     if weights is None:
         weights = _default_weights(extras, len(targets))
-    return TokenRow(
-        index, tokens, targets, np.where(targets == IGNORE_INDEX, 0.0, weights), extras
-    )
+    return TokenRow(index, tokens, targets, np.where(targets == IGNORE_INDEX, 0.0, weights), extras)
 
 
 def _check_names(
@@ -171,7 +169,9 @@ def _vector(index: int, name: str, value: TensorData) -> npt.NDArray[np.generic]
     # xorl_client types token ids float32 too; the list holds them exactly, an array would not.
     array = np.asarray(value.data)
     if value.shape is not None and len(value.shape) != 1:
-        raise ShapeError(f"data[{index}]: {name} has shape {value.shape}: pass one number per token")
+        raise ShapeError(
+            f"data[{index}]: {name} has shape {value.shape}: pass one number per token"
+        )
     return array
 
 

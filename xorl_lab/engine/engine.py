@@ -68,7 +68,8 @@ def check_packing(loaded: models.LoadedModel) -> None:
             if difference > 0.1:
                 raise ConfigError(
                     f"base model {loaded.name!r} mixes neighbouring sequences of a packed row "
-                    f"(relative difference {difference:.2g}): choose a model with causal attention only"
+                    f"(relative difference {difference:.2g}): choose a model with causal "
+                    "attention only"
                 )
 
 

@@ -6,6 +6,7 @@ contiguous 2-D rows, CHUNK of them at a time, and each chunk is computed again i
 
 import inspect
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -17,9 +18,7 @@ CHUNK = 256
 """Positions whose logits are held at a time: CHUNK * V numbers."""
 
 
-def run_packed(
-    model: PreTrainedModel, row: PackedRow, cache: object | None = None
-) -> torch.Tensor:
+def run_packed(model: PreTrainedModel, row: PackedRow, cache: object | None = None) -> torch.Tensor:
     """Run the trunk of a causal language model over one packed row.
 
     Args:
@@ -68,6 +67,11 @@ def run_trunk(
         extra["cache" if "cache" in names else "past_key_values"] = cache
     output = trunk(input_ids=tokens, position_ids=positions, attention_mask=mask, **extra)
     return output.last_hidden_state
+
+
+def head_of(model: PreTrainedModel) -> torch.nn.Module:
+    """The module that maps (m, H) hidden states to (m, V) logits."""
+    return cast("torch.nn.Module", model.get_output_embeddings())
 
 
 def token_logprobs(

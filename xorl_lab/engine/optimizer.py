@@ -23,7 +23,9 @@ class Optimizer:
         self._adamw: torch.optim.AdamW | None = None
         self._masters: dict[str, torch.nn.Parameter] = {}
 
-    def step(self, grads: Mapping[str, torch.Tensor], divisor: float, adam: AdamParams) -> dict[str, float]:
+    def step(
+        self, grads: Mapping[str, torch.Tensor], divisor: float, adam: AdamParams
+    ) -> dict[str, float]:
         """Apply one update.
 
         Args:
@@ -43,8 +45,8 @@ class Optimizer:
             norm = float(torch.linalg.vector_norm(torch.stack(norms))) / divisor if norms else 0.0
         if not math.isfinite(norm):
             raise EngineError(
-                f"the gradient's norm is {norm}, so the step was refused and the weights are as they "
-                "were: lower the learning rate, or look for extreme ratios and advantages"
+                f"the gradient's norm is {norm}, so the step was refused and the weights are as "
+                "they were: lower the learning rate, or look for extreme ratios and advantages"
             )
         scale = 1.0
         if adam.grad_clip_norm and norm > adam.grad_clip_norm:
@@ -63,7 +65,9 @@ class Optimizer:
             )
         for name, master in self._masters.items():
             grad = grads.get(name)
-            master.grad = torch.zeros_like(master) if grad is None else grad.to(master.dtype) * factor
+            master.grad = (
+                torch.zeros_like(master) if grad is None else grad.to(master.dtype) * factor
+            )
         adamw.step()
         adamw.zero_grad(set_to_none=True)
         with torch.no_grad():
@@ -110,7 +114,9 @@ class Optimizer:
         with torch.no_grad():
             for name, master in self._masters.items():
                 adamw.state[master] = {
-                    key: tensors[f"{key}.{name}"].clone().to("cpu" if key == "step" else master.device)
+                    key: tensors[f"{key}.{name}"]
+                    .clone()
+                    .to("cpu" if key == "step" else master.device)
                     for key in ("step", "exp_avg", "exp_avg_sq")
                 }
                 if master is not self.parameters[name]:

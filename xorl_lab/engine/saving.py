@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from xorl_lab import checkpoints
+from xorl_lab.checkpoints.folder import Writer
 from xorl_lab.engine import adapters
 from xorl_lab.engine.trainer import Trained
 from xorl_lab.errors import CheckpointError
@@ -56,7 +57,7 @@ def save(trained: Trained, folder: Path, facts: Mapping[str, Any], *, overwrite:
     return checkpoints.write(folder, writers, state, overwrite=overwrite)
 
 
-def weight_writers(trained: Trained) -> dict[str, checkpoints.folder.Writer]:
+def weight_writers(trained: Trained) -> dict[str, Writer]:
     """Functions that write the weights' files: PEFT's for an adapter, Hugging Face's otherwise."""
     tensors = _portable(trained.weights())
     if trained.spec is None:
@@ -82,14 +83,16 @@ def load(trained: Trained, folder: Path, *, with_optimizer: bool) -> None:
             continues the run exactly; otherwise the optimizer starts afresh.
 
     Raises:
-        CheckpointError: the checkpoint is missing, damaged, or does not fit; the model is as it was.
+        CheckpointError: the checkpoint is missing, damaged, or does not fit; the model is as it
+            was.
     """
     state = checkpoints.read(folder)
-    if with_optimizer and state["dtype"] != str(trained.base.dtype).removeprefix("torch."):
+    dtype = str(trained.base.dtype).removeprefix("torch.")
+    if with_optimizer and state["dtype"] != dtype:
         raise CheckpointError(
             "checkpoint.dtype_mismatch",
             f"checkpoint {folder.name!r} was trained in {state['dtype']}, this model is in "
-            f"{str(trained.base.dtype).removeprefix('torch.')}, so the run would not continue exactly: "
+            f"{dtype}, so the run would not continue exactly: "
             f"pass dtype={state['dtype']!r} to ServiceClient, or load without the optimizer",
             {"saved": state["dtype"]},
         )
@@ -114,7 +117,9 @@ def check_fit(trained: Trained, tensors: Mapping[str, torch.Tensor], name: str) 
     """
     expected = {key: tuple(value.shape) for key, value in trained.weights().items()}
     found = {key: tuple(value.shape) for key, value in tensors.items()}
-    odd = sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
+    odd = sorted(
+        key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key)
+    )
     if odd:
         raise CheckpointError(
             "checkpoint.tensor_mismatch",
@@ -131,7 +136,8 @@ def lora_spec(state: Mapping[str, Any]) -> LoraRunSpec | None:
     if values is None:
         return None
     targets = values["target_modules"]
-    return LoraRunSpec(**{**values, "target_modules": None if targets is None else tuple(targets)})
+    fields: dict[str, Any] = {**values, "target_modules": targets and tuple(targets)}
+    return LoraRunSpec(**fields)
 
 
 def _adapter_config(trained: Trained, spec: LoraRunSpec) -> dict[str, Any]:

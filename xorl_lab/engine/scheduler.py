@@ -131,8 +131,8 @@ class Scheduler:
                     on_skip()
                     raise EngineError(
                         f"{name} was not carried out, because a call before it failed "
-                        f"({type(error).__name__}: {error}): the gradient accumulated since the last "
-                        "step was dropped, the weights are as they were; send the data again"
+                        f"({type(error).__name__}: {error}): the gradient accumulated since the "
+                        "last step was dropped, the weights are as they were; send the data again"
                     ) from error
             return run(ticket)
 
@@ -196,9 +196,11 @@ class Scheduler:
     def _next_job(self) -> _Job[Any] | None:
         with self._condition:
             self._condition.wait_for(
-                lambda: self._closing is not None
-                or bool(self._jobs)
-                or any(b.has_work() for b in self._backgrounds)
+                lambda: (
+                    self._closing is not None
+                    or bool(self._jobs)
+                    or any(b.has_work() for b in self._backgrounds)
+                )
             )
             return self._jobs.popleft() if self._jobs and self._closing is None else None
 

@@ -17,7 +17,13 @@ from transformers import PreTrainedModel
 from xorl_lab import losses
 from xorl_lab.engine import adapters
 from xorl_lab.engine.batches import Batch
-from xorl_lab.engine.logprobs import gather_positions, run_packed, token_entropies, token_logprobs
+from xorl_lab.engine.logprobs import (
+    gather_positions,
+    head_of,
+    run_packed,
+    token_entropies,
+    token_logprobs,
+)
 from xorl_lab.engine.optimizer import Optimizer
 from xorl_lab.engine.packing import MAX_ROW, PackedRow, pack
 from xorl_lab.engine.sharing import clone, tensor_bytes
@@ -258,7 +264,7 @@ def _evaluate(
     temperature = float(params["logprob_temperature"])
     hidden = gather_positions(run_packed(model, packed), packed, trained)
     targets = torch.from_numpy(np.concatenate([row.targets[row.trained] for row in rows]))
-    head = model.get_output_embeddings()
+    head = head_of(model)
     selected = token_logprobs(hidden, head, targets.to(hidden.device), temperature=temperature)
     # Losses are evaluated on the CPU's (B, T) view: a few thousand numbers.
     selected = selected.cpu()
@@ -272,7 +278,9 @@ def _evaluate(
     for name in names:
         values = [row.weights if name == "weights" else row.extras[name] for row in rows]
         picked = np.concatenate([v[row.trained] for v, row in zip(values, rows, strict=True)])
-        inputs[name] = selected.new_zeros(shape).index_put(where, torch.from_numpy(picked).to(selected))
+        inputs[name] = selected.new_zeros(shape).index_put(
+            where, torch.from_numpy(picked).to(selected)
+        )
     output = losses.evaluate(loss_fn, logprobs, inputs, params)
     value = float(output.loss.detach())
     if not math.isfinite(value):

@@ -47,8 +47,8 @@ def check_prompt(prompt: tuple[int, ...], max_tokens: int, vocab_size: int, cont
     outside = [t for t in prompt if not 0 <= t < vocab_size]
     if outside:
         raise DataError(
-            f"the prompt has token id {outside[0]}, but this model's ids are 0 to {vocab_size - 1}: "
-            "encode the text with this model's tokenizer"
+            f"the prompt has token id {outside[0]}, but this model's ids are 0 to "
+            f"{vocab_size - 1}: encode the text with this model's tokenizer"
         )
     if len(prompt) + max_tokens > context:
         raise DataError(

@@ -1,8 +1,10 @@
 """From logits to tokens: exact draws whose random numbers depend on the sample alone.
 
 A uniform number is a hash of (seed, prompt, sample index, position), so a sample draws the same
-numbers alone, in any batch and in any order, and different prompts draw different ones.  The draw inverts the cumulative distribution in two levels
-(which block of the vocabulary, then which token in it), which reads the (R, V) matrix twice.
+numbers alone, in any batch and in any order, and different prompts draw different ones.
+
+The draw inverts the cumulative distribution in two levels (which block of the vocabulary, then
+which token in it), which reads the (R, V) matrix twice.
 """
 
 import hashlib
@@ -13,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from xorl_lab.errors import SamplerError
 from xorl_lab.types import SamplingParams
 
 BLOCK = 128
@@ -52,7 +55,7 @@ def uniforms(streams: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np
         _mix((key + (position + 1) * _GOLDEN) & _MASK)
         for key, position in zip(streams, positions, strict=True)
     ]
-    return (np.asarray(words, dtype=np.uint64) >> np.uint64(11)) * 2.0**-53
+    return (np.asarray(words, dtype=np.uint64) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def draw(
@@ -71,20 +74,30 @@ def draw(
 
     Returns:
         Drawn: tokens, with logprobs of softmax(logits / temperature) before top-k and top-p.
+
+    Raises:
+        SamplerError: a row holds NaN or infinity, or nothing but minus infinity.
     """
     logits = logits.float()
+    # From the greatest logit down, so that neither a huge logit nor a tiny temperature overflows.
+    scaled = logits - logits.amax(-1, keepdim=True)
     temperatures = torch.tensor([p.temperature or 1.0 for p in params], dtype=torch.float32)
     if not bool((temperatures == 1.0).all()):
-        logits = logits / temperatures.to(logits.device)[:, None]
-    masses = (logits - logits.amax(-1, keepdim=True)).exp()
-    blocks = _blocks(masses)
-    log_total = blocks.sum(-1).log() + logits.amax(-1).double()
+        temperatures = temperatures.clamp(min=torch.finfo(torch.float32).tiny)
+        scaled = scaled / temperatures.to(logits.device)[:, None]
+    masses = scaled.exp()
+    log_total = _blocks(masses).sum(-1).log()
+    if not bool(torch.isfinite(log_total).all()):
+        raise SamplerError(
+            "the model's logits are not finite: its weights have diverged, so go back to an "
+            "earlier checkpoint and train on with a lower learning rate"
+        )
     tokens = _invert(_restrict(masses, params), torch.from_numpy(numbers).to(logits.device))
     greedy = torch.tensor([p.temperature == 0 for p in params], device=logits.device)
     if bool(greedy.any()):
         tokens = torch.where(greedy, logits.argmax(-1), tokens)
-    logprobs = logits.gather(-1, tokens[:, None]).squeeze(-1).double() - log_total
-    values, ids = logits.topk(top, dim=-1)
+    logprobs = scaled.gather(-1, tokens[:, None]).squeeze(-1).double() - log_total
+    values, ids = scaled.topk(top, dim=-1)
     return Drawn(tokens, logprobs, ids, values.double() - log_total[:, None])
 
 

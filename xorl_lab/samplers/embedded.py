@@ -1,9 +1,9 @@
 """Sampling inside the process: continuous batching on the engine's own thread.
 
-Requests join whatever is running.  All samples of all waiting prompts share one packed prefill; from
-then on every sample is a row of a batch that advances by one token a step, and a row that is
-finished leaves.  Rows of the same weights version form one batch, a *lane*.  Each token's logprob is
-that of the very step that drew it.
+Requests join whatever is running.  All samples of all waiting prompts share one packed prefill;
+from then on every sample is a row of a batch that advances by one token a step, and a row that is
+finished leaves.  Rows of the same weights version form one batch, a *lane*.  Each token's logprob
+is that of the very step that drew it.
 """
 
 import time
@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from xorl_lab.engine.adapters import MergedCopy
 from xorl_lab.engine.engine import Engine
-from xorl_lab.engine.logprobs import run_packed, run_trunk
+from xorl_lab.engine.logprobs import head_of, run_packed, run_trunk
 from xorl_lab.engine.packing import pack
 from xorl_lab.engine.versions import WeightsVersion
 from xorl_lab.errors import SamplerError
@@ -46,7 +46,9 @@ class EmbeddedSampler:
         self._merged = MergedPool(engine.base)
         config = engine.base.config
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        width = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
         size = engine.base.dtype.itemsize
         self._token_bytes = 2 * config.num_hidden_layers * heads * width * size
         engine.scheduler.attach(self)
@@ -141,7 +143,7 @@ class Lane:
     def join(self, model: PreTrainedModel, rows: list[Row]) -> None:
         """Run the prompts of new rows, each distinct one once, and draw their first tokens."""
         prompts = sorted({row.task.request.prompt for row in rows})
-        head = model.get_output_embeddings()
+        head = head_of(model)
         for packed in pack(prompts):
             captured = PromptCache()
             hidden = run_packed(model, packed, captured)
@@ -172,7 +174,7 @@ class Lane:
             positions, mask = self.cache.begin_step(model.device)
             hidden = run_trunk(model, tokens, positions, mask, self.cache)
             self.cache.end_step()
-            self._record(self.rows, model.get_output_embeddings()(hidden[:, 0]))
+            self._record(self.rows, head_of(model)(hidden[:, 0]))
         self._leave()
 
     def fail(self, error: Exception, joining: Iterable[Row] = ()) -> None:
@@ -249,5 +251,3 @@ def prompt_logprobs(
         picked = logits.gather(-1, targets[:, None]).squeeze(-1) - torch.logsumexp(logits, -1)
         result += picked.tolist()
     return result
-
-

@@ -1,6 +1,7 @@
 """A request under way (task) and each of its samples (row)."""
 
 import time
+from typing import TYPE_CHECKING, cast
 
 from xorl_lab.engine.models import LoadedModel
 from xorl_lab.engine.versions import WeightsVersion
@@ -9,7 +10,9 @@ from xorl_lab.futures import APIFuture
 from xorl_lab.samplers.base import SampleRequest
 from xorl_lab.samplers.drawing import stream
 from xorl_lab.types import SampledSequence, SampleResponse
-from xorl_lab.types.results import StopReason
+
+if TYPE_CHECKING:
+    from xorl_lab.types.results import StopReason
 
 TAIL = 8
 """Tokens beyond a stop string's own bytes that are decoded to look for it."""
@@ -18,7 +21,9 @@ TAIL = 8
 class Task:
     """A request on its way through the sampler."""
 
-    def __init__(self, version: WeightsVersion, request: SampleRequest, loaded: LoadedModel) -> None:
+    def __init__(
+        self, version: WeightsVersion, request: SampleRequest, loaded: LoadedModel
+    ) -> None:
         self.version = version
         self.request = request
         self.tokenizer = loaded.tokenizer
@@ -57,7 +62,9 @@ class Task:
                 row.stop_reason = row.stop_reason or "abort"
             self.finish()
         else:
-            self.future.set_exception(CancelledError("the prompt was still pending when its time was up"))
+            self.future.set_exception(
+                CancelledError("the prompt was still pending when its time was up")
+            )
 
     def finish(self) -> None:
         """Answer, if every sample has ended."""
@@ -139,7 +146,7 @@ class Row:
         tokens = self.tokens
         if tokens and tokens[-1] in self.task.stop_ids:
             tokens = tokens[:-1]
-        text: str = self.task.tokenizer.decode(tokens, skip_special_tokens=True)
+        text = cast("str", self.task.tokenizer.decode(tokens, skip_special_tokens=True))
         cuts = [text.find(s) for s in self.task.request.params.stop_strings]
         found = [cut for cut in cuts if cut >= 0]
         return text[: min(found)] if found else text

@@ -91,7 +91,9 @@ class TensorData:
     def from_numpy(cls, array: npt.NDArray[Any]) -> "TensorData":
         """Copy an array.  Integers and booleans become int64, real numbers float32."""
         if array.dtype.kind not in "fiub":
-            raise DataError(f"an array of dtype {array.dtype} is not numeric: pass integers or floats")
+            raise DataError(
+                f"an array of dtype {array.dtype} is not numeric: pass integers or floats"
+            )
         dtype = "float32" if array.dtype.kind == "f" else "int64"
         return cls(array.reshape(-1).tolist(), dtype, list(array.shape))
 
@@ -104,7 +106,9 @@ class TensorData:
     def from_torch(cls, tensor: "torch.Tensor") -> "TensorData":
         """Copy a torch tensor from any device."""
         floating = tensor.detach().cpu()
-        return cls.from_numpy((floating.float() if floating.is_floating_point() else floating).numpy())
+        return cls.from_numpy(
+            (floating.float() if floating.is_floating_point() else floating).numpy()
+        )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "TensorData":
@@ -164,7 +168,8 @@ class Datum:
     ) -> None:
         if not isinstance(model_input, ModelInput):
             raise DataError(
-                f"model_input is a {type(model_input).__name__}: pass ModelInput.from_ints(token_ids)"
+                f"model_input is a {type(model_input).__name__}: pass "
+                "ModelInput.from_ints(token_ids)"
             )
         self.model_input = model_input
         self.loss_fn_inputs = {k: _as_tensor_data(k, v) for k, v in loss_fn_inputs.items()}

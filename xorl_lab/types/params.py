@@ -34,11 +34,17 @@ class AdamParams:
 
     def __post_init__(self) -> None:
         rules = {
-            "learning_rate": (_number(self.learning_rate) and self.learning_rate > 0, "a number > 0"),
+            "learning_rate": (
+                _number(self.learning_rate) and self.learning_rate > 0,
+                "a number > 0",
+            ),
             "beta1": (_number(self.beta1) and 0 <= self.beta1 < 1, "a number in [0, 1)"),
             "beta2": (_number(self.beta2) and 0 <= self.beta2 < 1, "a number in [0, 1)"),
             "eps": (_number(self.eps) and self.eps > 0, "a number > 0"),
-            "weight_decay": (_number(self.weight_decay) and self.weight_decay >= 0, "a number >= 0"),
+            "weight_decay": (
+                _number(self.weight_decay) and self.weight_decay >= 0,
+                "a number >= 0",
+            ),
             "grad_clip_norm": (
                 _number(self.grad_clip_norm) and self.grad_clip_norm >= 0,
                 "a number >= 0 (0 = no clipping)",
@@ -52,7 +58,9 @@ class AdamParams:
         if isinstance(value, cls):
             return value
         if not isinstance(value, Mapping):
-            raise ConfigError(f"adam_params is a {type(value).__name__}: pass AdamParams(...) or a dict")
+            raise ConfigError(
+                f"adam_params is a {type(value).__name__}: pass AdamParams(...) or a dict"
+            )
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(value) - known)
         if unknown:
@@ -160,7 +168,9 @@ class LoraRunSpec:
             "seed": (self.seed is None or isinstance(self.seed, int), "an integer or None"),
         }
         _check(self, rules)
-        if self.target_modules is None and not (self.train_mlp or self.train_attn or self.train_unembed):
+        if self.target_modules is None and not (
+            self.train_mlp or self.train_attn or self.train_unembed
+        ):
             raise ConfigError(
                 "train_mlp, train_attn and train_unembed are all False, so nothing would be "
                 "trained: switch one on"
