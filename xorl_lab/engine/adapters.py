@@ -38,7 +38,8 @@ class PrivateDropout(torch.nn.Module):
         """Zero a share p of the entries and scale the others by 1 / (1 - p)."""
         if not self.active:
             return x
-        keep = torch.rand(x.shape, generator=self.generator) >= self.p
+        # The dtype is named: the user's default dtype would change the numbers drawn.
+        keep = torch.rand(x.shape, generator=self.generator, dtype=torch.float32) >= self.p
         return x * keep.to(x.device, x.dtype) / (1.0 - self.p)
 
 
@@ -133,16 +134,29 @@ def parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     result: dict[str, torch.nn.Parameter] = {}
     for name, layer in lora_layers(model).items():
         down, up = _pair(layer)
-        result[f"{PREFIX}{name}.lora_A.weight"] = down.weight
-        result[f"{PREFIX}{name}.lora_B.weight"] = up.weight
+        result[f"{PREFIX}{name}.lora_A.weight"] = cast("torch.nn.Parameter", down.weight)
+        result[f"{PREFIX}{name}.lora_B.weight"] = cast("torch.nn.Parameter", up.weight)
     return result
 
 
-def set_dropout(model: torch.nn.Module, active: bool) -> None:
-    """Switch the adapter's dropout on (training) or off (everything else)."""
-    for module in model.modules():
-        if isinstance(module, PrivateDropout):
-            module.active = active
+@contextmanager
+def dropout(model: torch.nn.Module, generator: torch.Generator) -> Generator[None]:
+    """Switch the adapter's dropout on inside the block (training), off for everything else.
+
+    A block that raises leaves the generator as it was, so that a failed call draws nothing.
+    """
+    modules = [module for module in model.modules() if isinstance(module, PrivateDropout)]
+    before = generator.get_state()
+    for module in modules:
+        module.active = True
+    try:
+        yield
+    except BaseException:
+        generator.set_state(before)
+        raise
+    finally:
+        for module in modules:
+            module.active = False
 
 
 def _pair(layer: LoraLinear) -> tuple[torch.nn.Linear, torch.nn.Linear]:

@@ -41,8 +41,9 @@ class Optimizer:
             EngineError: the gradient is not finite; nothing was changed.
         """
         with torch.no_grad():
-            norms = [torch.linalg.vector_norm(g.double()) for g in grads.values()]
-            norm = float(torch.linalg.vector_norm(torch.stack(norms))) / divisor if norms else 0.0
+            norms = [torch.linalg.vector_norm(g.to(_master_dtype(g))) for g in grads.values()]
+            total = torch.stack(norms).cpu().double() if norms else torch.zeros(1)
+            norm = float(torch.linalg.vector_norm(total)) / divisor
         if not math.isfinite(norm):
             raise EngineError(
                 f"the gradient's norm is {norm}, so the step was refused and the weights are as "
@@ -135,6 +136,11 @@ class Optimizer:
 
 
 def _master(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
-    if parameter.dtype in (torch.float32, torch.float64):
-        return parameter
-    return torch.nn.Parameter(parameter.detach().float())
+    dtype = _master_dtype(parameter)
+    return (
+        parameter if parameter.dtype == dtype else torch.nn.Parameter(parameter.detach().to(dtype))
+    )
+
+
+def _master_dtype(tensor: torch.Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32

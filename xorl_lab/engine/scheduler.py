@@ -65,6 +65,14 @@ class Ticket:
                 raise CancelledError(f"{self._job.name} was cancelled before it had an effect")
             self._job.committed = True
 
+    def failed(self, error: BaseException) -> BaseException:
+        """What a failed operation ends with: its error, unless a cancel was accepted before."""
+        try:
+            self.commit()
+        except CancelledError as cancelled:
+            return cancelled
+        return error
+
 
 class _Job(APIFuture[T]):
     """A submitted operation; it is its own future."""
@@ -73,7 +81,7 @@ class _Job(APIFuture[T]):
         self, run: Callable[[Ticket], T], name: str, guards: Sequence[APIFuture[Any]]
     ) -> None:
         super().__init__(self._request_cancel)
-        self.run = run
+        self.run: Callable[[Ticket], T] | None = run
         self.name = name
         self.guards = guards
         self.lock = threading.Lock()
@@ -87,8 +95,14 @@ class _Job(APIFuture[T]):
                 return False
             self.cancel_requested = True
         if self.withdraw(self):
+            self.release()
             self.set_exception(CancelledError(f"{self.name} was cancelled before it started"))
         return True
+
+    def release(self) -> None:
+        """Let go of what the operation needed: who keeps its answer must not keep its model."""
+        self.run = None
+        self.guards = ()
 
 
 class Scheduler:
@@ -116,7 +130,8 @@ class Scheduler:
         Args:
             run: the operation; called on the worker thread with its ticket.
             name: what to call it in messages.
-            guards: if one of these has failed when its turn comes, the operation is not run.
+            guards: if one of these has failed when its turn comes, the operation is not run.  The
+                list is read at that moment, not before.
             on_skip: called on the worker thread instead of ``run`` in that case.
 
         Raises:
@@ -124,7 +139,7 @@ class Scheduler:
         """
 
         def guarded(ticket: Ticket) -> T:
-            for guard in guards:
+            for guard in job.guards:
                 error = guard.exception(0)
                 if error is not None:
                     ticket.commit()
@@ -181,9 +196,8 @@ class Scheduler:
         torch.set_grad_enabled(True)
         torch.set_num_threads(self._threads)
         while self._closing is None:
-            job = self._next_job()
-            if job is not None:
-                self._run(job)
+            # No name here for the job: it would live until the next one comes.
+            self._run(self._next_job())
             for background in self._backgrounds:
                 background.sweep()
                 if background.has_work() and self._closing is None:
@@ -204,7 +218,9 @@ class Scheduler:
             )
             return self._jobs.popleft() if self._jobs and self._closing is None else None
 
-    def _run(self, job: _Job[Any]) -> None:
+    def _run(self, job: _Job[Any] | None) -> None:
+        if job is None or job.run is None:
+            return
         ticket = Ticket(job, self)
         try:
             ticket.tick()
@@ -212,6 +228,8 @@ class Scheduler:
             if not job.committed:
                 ticket.commit()
         except BaseException as error:  # noqa: BLE001  (belongs to the caller, not to this thread)
-            job.set_exception(error)
+            job.release()
+            job.set_exception(ticket.failed(error))
         else:
+            job.release()
             job.set_result(result)

@@ -123,7 +123,7 @@ def _build(
 def _draw(name: str, shape: torch.Size) -> torch.Tensor:
     """The values of one parameter: they depend on its name and shape alone."""
     if len(shape) == 1:
-        return torch.ones(shape)
+        return torch.ones(shape, dtype=torch.float32)
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     std = EMBEDDING_STD if name.endswith("embed_tokens.weight") else GAIN / shape[-1] ** 0.5
-    return torch.randn(shape, generator=generator) * std
+    return torch.randn(shape, generator=generator, dtype=torch.float32) * std

@@ -143,22 +143,20 @@ class Trained:
         grads: Grads = {}
         results: list[_RowResult] = []
         dropout = self.spec is not None and self.spec.dropout > 0
-        adapters.set_dropout(self.model, True)
-        try:
+        draws = self.generator if dropout else None
+        with adapters.dropout(self.model, self.generator):
             for row in _packed(batch, share=not dropout):
                 tick()
-                loss, result = _evaluate(self.model, batch, row, loss_fn, params)
+                loss, result = _evaluate(self.model, batch, row, loss_fn, params, draws)
                 _add(grads, self._gradient(loss))
                 results.append(result)
-        finally:
-            adapters.set_dropout(self.model, False)
-        if not all(bool(torch.isfinite(g).all()) for g in grads.values()):
-            raise EngineError(
-                f"the gradient of {loss_fn} is not finite, so it was not accumulated: look for "
-                "extreme ratios and advantages in this batch, or lower the learning rate"
-            )
-        output = _collect(batch, loss_fn, params, results)
-        commit()
+            if not all(bool(torch.isfinite(g).all()) for g in grads.values()):
+                raise EngineError(
+                    f"the gradient of {loss_fn} is not finite, so it was not accumulated: look for "
+                    "extreme ratios and advantages in this batch, or lower the learning rate"
+                )
+            output = _collect(batch, loss_fn, params, results)
+            commit()
         _add(self.window.grads, grads)
         self.window.valid_tokens += batch.valid_tokens
         self.window.calls += 1
@@ -257,6 +255,7 @@ def _evaluate(
     packed: PackedRow,
     loss_fn: str,
     params: Mapping[str, Any],
+    draws: torch.Generator | None = None,
 ) -> tuple[torch.Tensor, _RowResult]:
     """Loss of one packed row: the sum with gradient, and the values of each trained token."""
     rows = [batch.rows[i] for i in packed.members]
@@ -265,7 +264,9 @@ def _evaluate(
     hidden = gather_positions(run_packed(model, packed), packed, trained)
     targets = torch.from_numpy(np.concatenate([row.targets[row.trained] for row in rows]))
     head = head_of(model)
-    selected = token_logprobs(hidden, head, targets.to(hidden.device), temperature=temperature)
+    selected = token_logprobs(
+        hidden, head, targets.to(hidden.device), temperature=temperature, draws=draws
+    )
     # Losses are evaluated on the CPU's (B, T) view: a few thousand numbers.
     selected = selected.cpu()
     member = torch.cat([torch.full_like(t, i) for i, t in enumerate(trained)])
@@ -340,8 +341,7 @@ def _collect(
 
 
 def _add(total: Grads, more: Grads) -> None:
+    """Add up in float32 at least: in bfloat16 a sum soon stops growing."""
     for name, grad in more.items():
-        if name in total:
-            total[name] = total[name] + grad
-        else:
-            total[name] = grad
+        fine = grad if grad.dtype == torch.float64 else grad.float()
+        total[name] = total[name] + fine if name in total else fine
