@@ -48,7 +48,7 @@ def write(
     if target.exists() and not overwrite:
         raise _taken(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.parent / f"{_ASIDE}-{os.getpid()}-{secrets.token_hex(4)}-{target.name}"
+    aside = _beside(target, _ASIDE)
     try:
         aside.mkdir()
         files: dict[str, dict[str, Any]] = {}
@@ -71,6 +71,22 @@ def read(target: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: ``checkpoint.not_found``, or ``checkpoint.damaged`` naming the file.
     """
+    state = glance(target)
+    for name, facts in state["files"].items():
+        path = target / name
+        if not path.is_file():
+            raise _damaged(target, name, "it is missing")
+        if _digest(path) != facts["sha256"]:
+            raise _damaged(target, name, "its SHA-256 is not the one recorded")
+    return state
+
+
+def glance(target: Path) -> dict[str, Any]:
+    """Return a checkpoint's ``state.json`` without verifying the other files.
+
+    Raises:
+        CheckpointError: ``checkpoint.not_found``, or ``checkpoint.damaged``.
+    """
     try:
         text = (target / STATE).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -86,16 +102,22 @@ def read(target: Path) -> dict[str, Any]:
         raise _damaged(target, STATE, "it is not text") from error
     try:
         state: dict[str, Any] = json.loads(text)
-        files: dict[str, dict[str, Any]] = state["files"]
-    except (ValueError, KeyError, TypeError) as error:
+        state["files"].items()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(target, STATE, "it cannot be read") from error
-    for name, facts in files.items():
-        path = target / name
-        if not path.is_file():
-            raise _damaged(target, name, "it is missing")
-        if _digest(path) != facts["sha256"]:
-            raise _damaged(target, name, "its SHA-256 is not the one recorded")
     return state
+
+
+def discard(target: Path) -> None:
+    """Delete a checkpoint.  Its name is free at once; a crash half-way leaves no half checkpoint.
+
+    Raises:
+        CheckpointError: ``checkpoint.not_found``.
+    """
+    glance(target)
+    aside = _beside(target, _ASIDE)
+    target.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def recover(root: Path) -> None:
@@ -118,7 +140,7 @@ def recover(root: Path) -> None:
 
 
 def _rename(aside: Path, target: Path, overwrite: bool) -> None:
-    old = target.parent / f"{_OLD}-{os.getpid()}-{secrets.token_hex(4)}-{target.name}"
+    old = _beside(target, _OLD)
     if overwrite and target.exists():
         target.rename(old)
     try:
@@ -131,6 +153,11 @@ def _rename(aside: Path, target: Path, overwrite: bool) -> None:
         raise
     _flush_folder(target.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _beside(target: Path, what: str) -> Path:
+    """A hidden name beside the target, from which :func:`recover` can tell whose it is."""
+    return target.parent / f"{what}-{os.getpid()}-{secrets.token_hex(4)}-{target.name}"
 
 
 def _flush(path: Path) -> str:

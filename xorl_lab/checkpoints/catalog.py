@@ -1,0 +1,86 @@
+"""Which checkpoints there are, which have expired, and what they take on the disk."""
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from xorl_lab.checkpoints.folder import STATE, discard, glance
+from xorl_lab.checkpoints.names import KINDS, Address
+from xorl_lab.errors import CheckpointError
+from xorl_lab.types.checkpoints import Checkpoint
+
+TYPES = {"weights": "training", "sampler_weights": "sampler"}
+
+
+def listing(root: Path, model_id: str | None = None) -> list[Checkpoint]:
+    """All readable checkpoints under a root, oldest first.
+
+    Args:
+        root: folder of all checkpoints.
+        model_id: only those of this model.
+    """
+    found: list[tuple[float, Checkpoint]] = []
+    for path in root.glob(f"{model_id or '*'}/*/*/{STATE}"):
+        folder = path.parent
+        if folder.name.startswith(".") or folder.parent.name not in KINDS:
+            continue
+        try:
+            state = glance(folder)
+        except CheckpointError:
+            continue
+        address = Address(folder.parent.parent.name, folder.parent.name, folder.name)
+        found.append((float(state.get("created", 0.0)), _describe(address, folder, state)))
+    return [checkpoint for _, checkpoint in sorted(found, key=lambda pair: (pair[0], pair[1].path))]
+
+
+def delete(root: Path, address: Address) -> None:
+    """Delete a checkpoint.
+
+    Raises:
+        CheckpointError: ``checkpoint.not_found``.
+    """
+    discard(address.folder(root))
+
+
+def sweep(root: Path, now: float | None = None) -> list[str]:
+    """Delete what has expired.
+
+    Args:
+        root: folder of all checkpoints.
+        now: seconds since the epoch; None = the clock's.
+
+    Returns:
+        URIs of what was deleted.
+    """
+    moment = time.time() if now is None else now
+    gone: list[str] = []
+    for checkpoint in listing(root):
+        address = Address.parse(checkpoint.path)
+        expires = glance(address.folder(root)).get("expires_at")
+        if expires is not None and expires <= moment:
+            delete(root, address)
+            gone.append(checkpoint.path)
+    return gone
+
+
+def disk_use(root: Path) -> int:
+    """Bytes of all checkpoints."""
+    return sum(file.stat().st_size for file in root.rglob("*") if file.is_file())
+
+
+def _describe(address: Address, folder: Path, state: dict[str, Any]) -> Checkpoint:
+    expires = state.get("expires_at")
+    return Checkpoint(
+        checkpoint_id=f"{address.kind}/{address.name}",
+        checkpoint_type=TYPES[address.kind],
+        time=iso(float(state.get("created", 0.0))),
+        path=address.uri,
+        size_bytes=sum(int(facts["bytes"]) for facts in state["files"].values()),
+        expires_at=None if expires is None else iso(float(expires)),
+    )
+
+
+def iso(seconds: float) -> str:
+    """A moment, given in seconds since the epoch, as ISO 8601 in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
