@@ -82,9 +82,10 @@ class APIFuture(Generic[T]):
             LabError: the call failed; see :mod:`xorl_lab.errors`.
         """
         self._check_thread()
-        value = self._inner.result(timeout)
+        # Waits; what it raises itself (TimeoutError, Ctrl-C) says nothing about how the call ended.
+        self._inner.exception(timeout)
         self.observed = True
-        return value
+        return self._inner.result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end of the call and return its error, or None if it succeeded.

@@ -116,18 +116,29 @@ class LocalSession:
             return response
 
         with self._order:
-            guards = [future for future in self._window if not future.observed]
-            self._window = []
-            return self._submit(run, "optim_step", guards)
+            guards, later = self._window, list[APIFuture[ForwardBackwardOutput]]()
+            guards[:] = [future for future in guards if not future.observed]
+            self._window = later
+            step = self._submit(run, "optim_step", guards)
+
+        def hand_on(step: APIFuture[OptimStepResponse]) -> None:
+            # What a cancelled step was to apply is left to the next one, and so are its guards.
+            if step.cancelled():
+                later[:0] = guards
+            guards.clear()
+
+        step.add_done_callback(hand_on)
+        return step
 
     def save_state(
         self, name: str | None, ttl_seconds: int | None, overwrite: bool
     ) -> APIFuture[SaveWeightsResponse]:
         """Queue a checkpoint of weights, optimizer and random state."""
         checked = None if name is None else check_name(name)
-        if ttl_seconds is not None and not ttl_seconds > 0:
+        valid = isinstance(ttl_seconds, int | float) and ttl_seconds > 0
+        if ttl_seconds is not None and not valid:
             raise ConfigError(
-                f"ttl_seconds is {ttl_seconds}: pass a number > 0, or None to keep it"
+                f"ttl_seconds is {ttl_seconds!r}: pass a number > 0, or None to keep it"
             )
 
         def run(ticket: Ticket) -> SaveWeightsResponse:

@@ -165,9 +165,11 @@ def _gather(parts: list[APIFuture[SampleResponse]]) -> APIFuture[BatchSampleResu
     """One future for all; cancelling it cancels what is still pending."""
 
     def cancel() -> bool:
-        for part in parts:
+        # First, or the last part to be cancelled would complete the whole with a result.
+        accepted = whole.set_exception(CancelledError("sampling was cancelled"))
+        for part in parts if accepted else []:
             part.cancel()
-        return whole.set_exception(CancelledError("sampling was cancelled"))
+        return accepted
 
     whole: APIFuture[BatchSampleResult] = APIFuture(cancel)
     left = len(parts)

@@ -3,7 +3,7 @@
 import os
 import secrets
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from xorl_lab import checkpoints
@@ -160,10 +160,18 @@ class ServiceClient:
         engine, sampler = open_engine(base_model, self._device, self._dtype)
         return SamplingClient(engine, sampler, engine.base_version)
 
-    def _create(self, base_model: str, model_id: str, spec: LoraRunSpec | None) -> TrainingClient:
+    def _create(
+        self,
+        base_model: str,
+        model_id: str,
+        spec: LoraRunSpec | None,
+        prepare: Callable[[LocalSession], object] = lambda _: None,
+    ) -> TrainingClient:
+        """Make a session, prepare it, and only then put it in the place of an older one."""
         check_model_id(model_id)
         engine, sampler = open_engine(base_model, self._device, self._dtype)
         session = LocalSession(engine, model_id, spec, self.root)
+        prepare(session)
         old = self._sessions.get(model_id)
         if old is not None:
             old.close(
@@ -186,8 +194,8 @@ class ServiceClient:
                 "leave base_model out",
                 {"base_model": {"checkpoint": saved, "requested": base_model}},
             )
-        spec = saving.lora_spec(state)
-        client = self._create(saved, model_id, spec)
-        session = self._sessions[model_id]
-        session.load(address, with_optimizer=with_optimizer).result()
-        return client
+
+        def load(session: LocalSession) -> None:
+            session.load(address, with_optimizer=with_optimizer).result()
+
+        return self._create(saved, model_id, saving.lora_spec(state), load)

@@ -5,7 +5,8 @@ An adapter is a dictionary of tensors under PEFT's file names,
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import cast
 
 import torch

@@ -5,7 +5,8 @@ contiguous 2-D rows, CHUNK of them at a time, and each chunk is computed again i
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import cast
 
 import torch
@@ -81,6 +82,7 @@ def token_logprobs(
     *,
     temperature: float = 1.0,
     chunk: int = CHUNK,
+    draws: torch.Generator | None = None,
 ) -> torch.Tensor:
     """Log-probability of each target under softmax(head(hidden) / temperature).
 
@@ -90,6 +92,8 @@ def token_logprobs(
         targets: (M,) int64 ids.
         temperature: > 0; divides the logits.
         chunk: positions whose logits are held at a time.
+        draws: generator of the head's dropout, if it has one: a chunk that is computed again gets
+            the same draws again.
 
     Returns:
         (M,) nats, float32 (float64 if ``hidden`` is), with gradient to ``hidden`` and the head.
@@ -103,6 +107,7 @@ def token_logprobs(
             temperature,
             use_reentrant=False,
             preserve_rng_state=False,
+            context_fn=lambda: _replayed(draws),
         )
         for start in range(0, len(targets), chunk)
     ]
@@ -149,6 +154,26 @@ def gather_positions(
         [torch.from_numpy(slots)[where] for slots, where in zip(row.slots, positions, strict=True)]
     )
     return hidden.index_select(0, index.to(hidden.device))
+
+
+def _replayed(
+    draws: torch.Generator | None,
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Contexts of the first computation and of its repetition, which starts from the same state."""
+    if draws is None:
+        return nullcontext(), nullcontext()
+    state = draws.get_state()
+
+    @contextmanager
+    def again() -> Generator[None]:
+        now = draws.get_state()
+        draws.set_state(state)
+        try:
+            yield
+        finally:
+            draws.set_state(now)
+
+    return nullcontext(), again()
 
 
 def _chunk_logprobs(
