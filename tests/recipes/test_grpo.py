@@ -225,7 +225,10 @@ def test_no_signal_at_all_takes_no_optimizer_step():
     assert client.calls == []
     assert [r.metrics["groups_without_signal"] for r in records] == [2, 2]
     assert records[0].metrics["version"] == 0
-    assert records[0].warnings == ["no group has any signal, so this step changed nothing"]
+    assert records[0].warnings == [
+        "the rewards of each group are all equal: there was nothing to learn from, and the weights "
+        "stay as they are"
+    ]
 
 
 def test_no_signal_with_a_penalty_still_trains():

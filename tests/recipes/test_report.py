@@ -177,6 +177,20 @@ def test_a_chart_is_an_explorable_figure_and_a_table_with_constant_text():
     assert "<td>11</td><td>–</td>" in bundle["text/html"]
 
 
+def test_what_all_prompts_begin_with_is_shown_once():
+    shots = "1+1=2\n2+1=3\n"
+    both = Evaluation([group("4", prompt=shots + "3+1="), group("5", prompt=shots + "3+2=")])
+    page = without_plotly(render_html(full_report(records=[], before=both, after=both)))
+    assert page.count("1+1=2") == 1
+    assert "<td><pre>3+2=</pre></td>" in page
+
+
+def test_a_blank_setting_is_quoted():
+    assert "<th>stop</th><td>&#x27;\\n&#x27;</td>" in render_html(
+        full_report(settings={"stop": "\n"})
+    )
+
+
 def test_writing_makes_folders(tmp_path):
     path = write_report(tmp_path / "a" / "b.html", full_report())
     assert path.read_text(encoding="utf-8").startswith("<!doctype html>")

@@ -82,7 +82,7 @@ def figure(records: Sequence[StepRecord], panels: Sequence[str] = PANELS) -> go.
         font={"family": "system-ui, sans-serif"},
         margin={"l": 50, "r": 20, "t": 40, "b": 70},
     )
-    fig.update_xaxes(gridcolor="rgba(128,128,128,.25)")
+    fig.update_xaxes(zeroline=False, gridcolor="rgba(128,128,128,.25)")
     fig.update_yaxes(gridcolor="rgba(128,128,128,.25)", zerolinecolor="rgba(128,128,128,.4)")
     return fig
 

@@ -17,6 +17,12 @@ from xorl_lab.types import StepRecord
 
 EXAMPLES = 6
 """Held-out prompts that are shown."""
+LEGEND = """\
+reward: mean of the step's completions; KL: distance from the base model, nats per token;
+gap: by how much trainer and sampler disagree on a token's logprob, nats; then seconds"""
+"""What the numbers of a step's line are."""
+LAPS = ("sample", "train", "evaluate")
+"""Parts of a step whose seconds are shown."""
 PROMPT = 60
 """Characters of a prompt that are shown, from its end."""
 
@@ -50,10 +56,10 @@ def train(
             shown = bar.add_task("", total=count)
             for record in steps:
                 records.append(record)
-                console.print(_line(record))
+                console.print(_line(record), soft_wrap=True)
                 bar.update(shown, advance=1)
                 for warning in record.warnings:
-                    console.print(Text(f"      {warning}", style="yellow"))
+                    console.print(Text(f"      {warning}", style="yellow"), soft_wrap=True)
                 if stop.is_set():
                     return
     except KeyboardInterrupt:  # the second one: give the step up
@@ -61,23 +67,19 @@ def train(
 
 
 def _line(record: StepRecord) -> Text:
-    """One step on one line."""
-    shown = {
+    """One step on one line: numbers, and seconds by what they went to."""
+    metrics = record.metrics
+    names = {
         "reward": "reward",
         "loss:mean": "loss",
-        "kl_base": "KL to base",
-        "kl_sampler_abs": "gap",
+        "kl_base": "KL",
+        "held_out:accuracy": "held-out",
     }
-    values = [
-        f"{label} {record.metrics[n]:6.3f}" for n, label in shown.items() if n in record.metrics
-    ]
-    names = ("sample", "train", "sync", "evaluate")
-    times = [
-        f"{name} {record.metrics[f'seconds:{name}']:.1f}"
-        for name in names
-        if f"seconds:{name}" in record.metrics
-    ]
-    return Text(f"{record.step:4d}  {'  '.join(values)}  | s: {' '.join(times)}")
+    numbers = [f"{label} {metrics[n]:.3f}" for n, label in names.items() if n in metrics]
+    if "kl_sampler_abs" in metrics:
+        numbers.append(f"gap {metrics['kl_sampler_abs']:.0e}")
+    laps = [f"{n} {metrics[f'seconds:{n}']:.1f}" for n in LAPS if f"seconds:{n}" in metrics]
+    return Text(f"{record.step:4d}  {'  '.join(numbers)} | {' '.join(laps)} s")
 
 
 def show_end(

@@ -19,7 +19,7 @@ from rich.console import Console
 from xorl_lab.client import ServiceClient
 from xorl_lab.engine import engine
 from xorl_lab.recipes import tasks
-from xorl_lab.recipes.console import interrupts, show_end, train
+from xorl_lab.recipes.console import LEGEND, interrupts, show_end, train
 from xorl_lab.recipes.evaluate import evaluate
 from xorl_lab.recipes.grpo import grpo
 from xorl_lab.recipes.outcome import Outcome, outcome
@@ -111,6 +111,7 @@ def run_demo(options: DemoOptions | None = None, *, console: Console | None = No
     examine: dict[str, Any] = {k: settings[k] for k in ("max_tokens", "stop") if k in settings}
     before = evaluate(client, task.held_out, task.reward, **examine)
     console.print(f"held-out accuracy before: {before.accuracy:.2f}", markup=False)
+    console.print(LEGEND, markup=False, style="dim", soft_wrap=True)
     records: list[StepRecord] = []
     with interrupts(console) as stop:
         train(_loop(client, task, settings), int(settings["steps"]), records, console, stop)

@@ -199,7 +199,10 @@ def _steps(
             sampler = client.save_weights_and_get_sampling_client()
             clock.lap("sync")
         else:
-            warnings.append("no group has any signal, so this step changed nothing")
+            warnings.append(
+                "the rewards of each group are all equal: there was nothing to learn from, and the "
+                "weights stay as they are"
+            )
 
         if examine and (step == settings.steps or _due(step, settings.evaluate_every)):
             metrics |= examine(sampler=sampler).metrics

@@ -2,7 +2,7 @@
 
 import html
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from xorl_lab.recipes.evaluate import Evaluation
 from xorl_lab.types import Rollout
@@ -47,20 +47,38 @@ def completions_table(before: Evaluation | None, after: Evaluation | None) -> st
     if shown is None:
         return ""
     first, last = (e.groups if e else [None] * len(shown.groups) for e in (before, after))
+    start = common_start([group.prompt for group in shown.groups])
     rows = "".join(
-        f"<tr><td><pre>{escape(group.prompt)}</pre></td>"
+        f"<tr><td><pre>{escape(group.prompt[len(start) :])}</pre></td>"
         f"{cell(old.rollouts[0] if old else None)}{cell(new.rollouts[0] if new else None)}</tr>"
         for group, old, new in zip(shown.groups[:ROWS], first, last, strict=False)
     )
     count = len(shown.groups)
-    more = f"<caption>{ROWS} of {count} prompts</caption>" if count > ROWS else ""
+    above = f"<p>All prompts begin with:</p><pre>{escape(start)}</pre>" if start else ""
+    below = f"<p>{ROWS} of {count} prompts</p>" if count > ROWS else ""
     head = "<tr><th>prompt</th><th>before</th><th>after</th></tr>"
-    return f"<table>{more}{head}{rows}</table>"
+    return f"{above}<table>{head}{rows}</table>{below}"
+
+
+def common_start(texts: Sequence[str]) -> str:
+    r"""The whole lines with which all texts begin, if there are at least two texts.
+
+    >>> common_start(["a\nb\nc", "a\nb\nd"])
+    'a\nb\n'
+    """
+    shared: list[str] = []
+    if len(set(texts)) > 1:
+        for lines in zip(*(text.splitlines(keepends=True) for text in texts), strict=False):
+            if len(set(lines)) > 1 or not lines[0].endswith("\n"):
+                break
+            shared.append(lines[0])
+    return "".join(shared)
 
 
 def table(title: str, values: Mapping[str, object]) -> str:
-    """Names and values under a heading; nothing if there are none."""
+    """Names and values under a heading; nothing if there are none.  Blank values show quoted."""
     if not values:
         return ""
-    rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in values.items())
+    shown = {k: v if str(v).strip() else repr(v) for k, v in values.items()}
+    rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in shown.items())
     return f"<h2>{escape(title)}</h2><table>{rows}</table>"
