@@ -7,6 +7,7 @@ other file.  At any moment a name holds the old checkpoint, the new one, or none
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ STATE = "state.json"
 FORMAT = 1
 _ASIDE = ".writing"
 _OLD = ".replaced"
+_LITTER = re.compile(r"\.(?:writing|replaced)-(\d+)-[0-9a-f]{8}-(.+)")
+_SEAL = "state_sha256"
 
 Writer = Callable[[Path], object]
 
@@ -56,7 +59,8 @@ def write(
             writer(aside / name)
             files[name] = {"bytes": (aside / name).stat().st_size, "sha256": _flush(aside / name)}
         document = {"format": FORMAT, **state, "files": files}
-        (aside / STATE).write_text(json.dumps(document, indent=1, sort_keys=True), encoding="utf-8")
+        sealed = {**document, _SEAL: _seal(document)}
+        (aside / STATE).write_text(json.dumps(sealed, indent=1, sort_keys=True), encoding="utf-8")
         _flush(aside / STATE)
         _flush_folder(aside)
         _rename(aside, target, overwrite)
@@ -103,8 +107,11 @@ def glance(target: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = json.loads(text)
         state["files"].items()
+        intact = state.pop(_SEAL) == _seal(state)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(target, STATE, "it cannot be read") from error
+    if not intact:
+        raise _damaged(target, STATE, "its SHA-256 is not the one recorded")
     return state
 
 
@@ -126,16 +133,13 @@ def recover(root: Path) -> None:
     A checkpoint that was moved aside and not yet replaced is moved back.  What a live process is
     writing is left alone.
     """
-    for path in list(root.glob(f"*/*/{_OLD}-*")):
-        _, pid, _, name = path.name.split("-", 3)
-        if _alive(int(pid)):
+    for path in list(root.glob("*/*/.*")):
+        match = _LITTER.fullmatch(path.name)
+        if match is None or _alive(int(match[1])):
             continue
-        if (path.parent / name).exists():
-            shutil.rmtree(path, ignore_errors=True)
+        if path.name.startswith(_OLD) and not (path.parent / match[2]).exists():
+            path.rename(path.parent / match[2])
         else:
-            path.rename(path.parent / name)
-    for path in list(root.glob(f"*/*/{_ASIDE}-*")):
-        if not _alive(int(path.name.split("-", 3)[1])):
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -177,6 +181,10 @@ def _flush_folder(path: Path) -> None:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _seal(document: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def _alive(pid: int) -> bool:

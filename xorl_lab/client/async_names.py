@@ -41,4 +41,3 @@ def _twin(method: Callable[..., Any], *, waits: bool) -> Callable[..., Any]:
     twin.__doc__ = f"As :meth:`{method.__name__}`, to be awaited."
     setattr(twin, "__signature__", inspect.signature(method))  # noqa: B010 (not in the type)
     return twin
-

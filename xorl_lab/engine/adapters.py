@@ -14,6 +14,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import Linear as LoraLinear
 from transformers import PreTrainedModel
 
+from xorl_lab.engine.quiet import quiet
 from xorl_lab.engine.sharing import share
 from xorl_lab.errors import ConfigError
 from xorl_lab.types import LoraRunSpec
@@ -109,7 +110,7 @@ def inject(base: PreTrainedModel, spec: LoraRunSpec, generator: torch.Generator)
         target_modules=names,
     )
     # On the meta device nothing is drawn from the global generator that user code shares.
-    with torch.device("meta"):
+    with torch.device("meta"), quiet():
         inject_adapter_in_model(config, model, ADAPTER)
     dtype = torch.float64 if base.dtype == torch.float64 else torch.float32
     for layer in lora_layers(model).values():

@@ -104,8 +104,8 @@ def align(
         _check_ids(index, "target", row.targets[row.weights != 0], vocab_size)
         if len(row.tokens) > context_length:
             raise DataError(
-                f"data[{index}] has {len(row.tokens)} tokens, but the model's context holds "
-                f"{context_length}: shorten it"
+                f"data[{index}] has {datum.model_input.length} tokens, but the model's context "
+                f"holds {context_length}: shorten it"
             )
         lengths.append(len(row.targets))
         if len(row.trained):
@@ -116,7 +116,7 @@ def align(
 def _align_one(index: int, datum: Datum, required: Sequence[str], loss_fn: str) -> TokenRow:
     inputs = datum.loss_fn_inputs
     _check_names(index, inputs, required, loss_fn)
-    tokens = np.asarray(datum.model_input.tokens, dtype=np.int64)
+    tokens = _ids(index, "model_input", np.asarray(datum.model_input.tokens))
     shifted = "target_tokens" in inputs
     form = "target_tokens" if shifted else "labels"
     if len(tokens) < (1 if shifted else 2):
@@ -124,7 +124,7 @@ def _align_one(index: int, datum: Datum, required: Sequence[str], loss_fn: str) 
             f"data[{index}] has {len(tokens)} tokens, too few to predict one from another: "
             f"with {form!r} pass at least {1 if shifted else 2}"
         )
-    targets = _vector(index, form, inputs[form]).astype(np.int64)
+    targets = _ids(index, form, _vector(index, form, inputs[form]))
     if len(targets) != len(tokens):
         raise ShapeError(
             f"data[{index}]: {form} has {len(targets)} entries but there are {len(tokens)} "
@@ -172,7 +172,20 @@ def _vector(index: int, name: str, value: TensorData) -> npt.NDArray[np.generic]
         raise ShapeError(
             f"data[{index}]: {name} has shape {value.shape}: pass one number per token"
         )
+    if array.ndim != 1 or (array.dtype.kind not in "fiub" and len(array)):
+        raise DataError(f"data[{index}]: {name} does not hold numbers: pass one per token")
     return array
+
+
+def _ids(index: int, name: str, array: npt.NDArray[np.generic]) -> IntArray:
+    """Token ids as int64, whatever they were typed."""
+    with np.errstate(invalid="ignore"):
+        ids = array.astype(np.int64) if array.dtype.kind in "fiub" else None
+    if ids is None and len(array) == 0:
+        return np.zeros(0, dtype=np.int64)
+    if ids is None or not (ids == array).all():
+        raise DataError(f"data[{index}]: {name} has entries that are not token ids: pass integers")
+    return ids
 
 
 def _extra(index: int, name: str, value: TensorData, length: int, shifted: bool) -> FloatArray:

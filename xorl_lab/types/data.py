@@ -28,6 +28,16 @@ class ModelInput:
     tokens: tuple[int, ...]
     """Token ids, in order."""
 
+    def __post_init__(self) -> None:
+        try:
+            tokens = tuple(operator.index(t) for t in self.tokens)
+        except TypeError as error:
+            raise DataError(
+                f"token ids must be integers, but {error}: encode text with "
+                "get_tokenizer().encode(text) first"
+            ) from None
+        object.__setattr__(self, "tokens", tokens)
+
     @classmethod
     def from_ints(cls, tokens: Iterable[int]) -> "ModelInput":
         """Make one from a list, tuple or array of integers.
@@ -35,13 +45,7 @@ class ModelInput:
         Raises:
             DataError: an entry is not an integer.
         """
-        try:
-            return cls(tuple(operator.index(t) for t in tokens))
-        except TypeError as error:
-            raise DataError(
-                f"token ids must be integers, but {error}: encode text with "
-                "get_tokenizer().encode(text) first"
-            ) from None
+        return cls(tokens)  # pyright: ignore[reportArgumentType]  (made a tuple by __post_init__)
 
     @classmethod
     def empty(cls) -> "ModelInput":
@@ -171,6 +175,11 @@ class Datum:
                 f"model_input is a {type(model_input).__name__}: pass "
                 "ModelInput.from_ints(token_ids)"
             )
+        if not isinstance(loss_fn_inputs, Mapping):
+            raise DataError(
+                f"loss_fn_inputs is a {type(loss_fn_inputs).__name__}: pass a dict from name to "
+                "numbers"
+            )
         self.model_input = model_input
         self.loss_fn_inputs = {k: _as_tensor_data(k, v) for k, v in loss_fn_inputs.items()}
         self.routed_experts = routed_experts
@@ -207,4 +216,10 @@ def _as_tensor_data(name: str, value: Any) -> TensorData:  # noqa: ANN401 (whate
             f"loss input {name!r} has entries that are not numbers "
             f"(a {type(value).__name__} of dtype {array.dtype}): pass one number per token"
         )
-    return TensorData.from_numpy(array.astype(np.int64 if name in INTEGER_INPUTS else np.float32))
+    if name not in INTEGER_INPUTS:
+        # What float32 cannot hold becomes inf, which is refused with its place in the data.
+        with np.errstate(over="ignore"):
+            return TensorData.from_numpy(array.astype(np.float32))
+    if array.dtype.kind == "f" and not (array == np.trunc(array)).all():
+        raise DataError(f"loss input {name!r} has entries that are not integers: pass token ids")
+    return TensorData.from_numpy(array.astype(np.int64))
