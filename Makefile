@@ -10,8 +10,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TESTS ?=
 
-# One thread per process: two collapse when another process wants the second core.
-export OMP_NUM_THREADS ?= 1
+# Tests use one thread: two collapse when another process wants the second core.
+ONE_THREAD := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 # The code and text that the client API has to run; tests that need them skip where they are absent.
 export XORL_LAB_SEEDS ?= $(abspath ../shared/seeds)
 
@@ -30,23 +30,23 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP) ## Train a real language model by reinforcement learning and write a report.
-	OMP_NUM_THREADS= $(BIN)/xorl-lab demo $(DEMO)
+	$(BIN)/xorl-lab demo $(DEMO)
 
 lab: $(STAMP) ## Open the notebooks in JupyterLab.
-	OMP_NUM_THREADS= $(BIN)/jupyter lab --notebook-dir=notebooks
+	$(BIN)/jupyter lab --notebook-dir=notebooks
 
 test: check model ## All that CI runs.
-	$(BIN)/pytest -m "not slow" $(TESTS)
+	$(ONE_THREAD) $(BIN)/pytest -m "not slow" $(TESTS)
 	@if compgen -G 'notebooks/*.ipynb' >/dev/null; then \
-	  $(BIN)/pytest --nbval --nbval-sanitize-with notebooks/sanitize.cfg notebooks/; fi
+	  $(ONE_THREAD) $(BIN)/pytest --nbval --nbval-sanitize-with notebooks/sanitize.cfg notebooks/; fi
 
 accept: model ## The long tests: several seeds, timings, fault loops.
-	$(BIN)/pytest -m slow $(TESTS)
+	$(ONE_THREAD) $(BIN)/pytest -m slow $(TESTS)
 
 check: $(STAMP) ## Lint, format, types and layers, without running anything.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/basedpyright
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
 fix: $(STAMP) ## Repair what ruff can repair.

@@ -42,12 +42,11 @@ CHAT_TEMPLATE = """\
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer whose tokens are the 256 bytes and three special tokens.
+    """A tokenizer whose ids 0 to 255 are the bytes of UTF-8, followed by three special tokens.
 
     It adds nothing by itself, and decodes whatever it encoded to the same text.
     """
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    raw = Tokenizer(BPE(vocab={piece: i for i, piece in enumerate(alphabet)}, merges=[]))
+    raw = Tokenizer(BPE(vocab={piece: byte for byte, piece in enumerate(_pieces())}, merges=[]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     raw.decoder = decoders.ByteLevel()
     raw.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL_TOKENS])
@@ -62,6 +61,15 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
+
+
+def _pieces() -> list[str]:
+    """How the ByteLevel pre-tokenizer writes each byte: printable ones as they are in Latin-1, the
+    others, in order, as the characters from 256 on.
+    """
+    printable = {*range(ord("!"), 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
 def dense(dtype: torch.dtype) -> "PreTrainedModel":
