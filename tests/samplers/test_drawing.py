@@ -1,6 +1,6 @@
 """Drawing is exact: from logits and a uniform number to a token, and its logprob."""
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -12,6 +12,9 @@ from tests.closeness import assert_close
 from xorl_lab.errors import SamplerError
 from xorl_lab.samplers.drawing import Drawn, draw, stream, uniforms
 from xorl_lab.types import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PLAIN = SamplingParams()
 LAST = 1 - 2.0**-53

@@ -69,7 +69,7 @@ class RowCache:
             (R, 1) position ids of the new tokens, and the (R, 1, 1, S) mask of what they may see.
         """
         if int(self.lengths.max()) >= self._capacity():
-            self._reserve(_rounded(int(self.lengths.max() * 3 // 2) + 1))
+            self._reserve(room_for(int(self.lengths.max())))
         self._index = self.lengths.to(device)
         span = int(self.lengths.max()) + 1
         mask = torch.arange(span, device=device) <= self._index[:, None]
@@ -97,9 +97,11 @@ class RowCache:
         """Drop all rows but these."""
         index = torch.tensor(rows, dtype=torch.int64)
         self.lengths = self.lengths[index]
+        # Where the longest rows have left, their width goes with them.
+        width = room_for(int(self.lengths.max())) if rows else 0
         for store in (self._keys, self._values):
             for layer, tensor in enumerate(store):
-                store[layer] = tensor[index.to(tensor.device)]
+                store[layer] = tensor[:, :, :width][index.to(tensor.device)]
 
     def _capacity(self) -> int:
         return self._keys[0].shape[2] if self._keys else 0
@@ -109,6 +111,11 @@ class RowCache:
             for layer, tensor in enumerate(store):
                 grown = torch.nn.functional.pad(tensor, (0, 0, 0, capacity - tensor.shape[2]))
                 store[layer] = grown if capacity > tensor.shape[2] else tensor
+
+
+def room_for(length: int) -> int:
+    """Positions that a row takes at most once it has grown to this length."""
+    return _rounded(length * 3 // 2 + 1)
 
 
 def _rounded(length: int) -> int:

@@ -8,7 +8,7 @@ is that of the very step that drew it.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from transformers import PreTrainedModel
@@ -21,7 +21,7 @@ from xorl_lab.engine.versions import WeightsVersion
 from xorl_lab.errors import SamplerError
 from xorl_lab.futures import APIFuture
 from xorl_lab.samplers.base import SampleRequest
-from xorl_lab.samplers.cache import PromptCache, RowCache
+from xorl_lab.samplers.cache import PromptCache, RowCache, room_for
 from xorl_lab.samplers.drawing import Drawn, draw, uniforms
 from xorl_lab.samplers.rows import Row, Task
 from xorl_lab.types import SampleResponse
@@ -43,6 +43,7 @@ class EmbeddedSampler:
         self.engine = engine
         self._waiting: deque[Task] = deque()
         self._lanes: dict[WeightsVersion, Lane] = {}
+        self._closed: Exception | None = None
         self._merged = MergedPool(engine.base)
         config = engine.base.config
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -57,6 +58,9 @@ class EmbeddedSampler:
         """Queue a validated request on an immutable version of the weights.  Any thread."""
         task = Task(version, request, self.engine.loaded)
         self._waiting.append(task)
+        # Looked at after the append: either this sees that it is closed, or close() sees the task.
+        if self._closed is not None:
+            task.future.set_exception(self._closed)
         self.engine.scheduler.wake()
         return task.future
 
@@ -86,7 +90,8 @@ class EmbeddedSampler:
                 self._merged.release(version)
 
     def close(self, error: Exception) -> None:
-        """End everything with this error."""
+        """End everything with this error, and what is submitted from now on."""
+        self._closed = error
         for task in self._tasks():
             task.future.set_exception(error)
         self._waiting.clear()
@@ -105,22 +110,15 @@ class EmbeddedSampler:
 
     def _admit(self) -> None:
         """Take waiting samples in as far as rows and memory allow; always at least one."""
-        taken = sum(len(lane.rows) for lane in self._lanes.values())
-        used = sum(row.span for lane in self._lanes.values() for row in lane.rows)
         fresh: dict[WeightsVersion, list[Row]] = {}
         while self._waiting:
             task = self._waiting[0]
             if task.future.done():
                 self._waiting.popleft()
                 continue
-            room = min(MAX_ROWS - taken, (CACHE_BYTES // self._token_bytes - used) // task.span)
-            if taken == 0:
-                room = max(room, 1)
-            rows = task.take(room)
+            rows = task.take(self._room(task, fresh))
             if rows:
                 fresh.setdefault(task.version, []).extend(rows)
-                taken += len(rows)
-                used += sum(row.span for row in rows)
             if task.remaining:
                 break
             self._waiting.popleft()
@@ -131,6 +129,21 @@ class EmbeddedSampler:
                     lane.join(self._model(version), rows)
             except Exception as error:  # noqa: BLE001  (belongs to the requests of this lane)
                 lane.fail(error, rows)
+
+    def _room(self, task: Task, fresh: Mapping[WeightsVersion, list[Row]]) -> int:
+        """How many rows of a task may join those that run and those that are about to."""
+        held: dict[WeightsVersion, list[Row]] = {v: lane.rows for v, lane in self._lanes.items()}
+        held = {v: [*held.get(v, ()), *fresh.get(v, ())] for v in {*held, *fresh}}
+        taken = sum(len(rows) for rows in held.values())
+        # All rows of a lane are as wide as its widest.
+        width = {v: max((row.task.span for row in rows), default=0) for v, rows in held.items()}
+        elsewhere = sum(
+            len(rows) * room_for(width[v]) for v, rows in held.items() if v is not task.version
+        )
+        widest = room_for(max(width.get(task.version, 0), task.span))
+        beside = len(held.get(task.version, ()))
+        room = (CACHE_BYTES // self._token_bytes - elsewhere) // widest - beside
+        return min(MAX_ROWS - taken, room) if taken else max(1, min(MAX_ROWS, room))
 
 
 class Lane:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, cast
 
 from xorl_lab.engine.models import LoadedModel
 from xorl_lab.engine.versions import WeightsVersion
-from xorl_lab.errors import CancelledError
+from xorl_lab.errors import CancelledError, ConfigError
 from xorl_lab.futures import APIFuture
 from xorl_lab.samplers.base import SampleRequest
 from xorl_lab.samplers.drawing import stream
@@ -98,11 +98,6 @@ class Row:
         self.stop_reason: StopReason | None = None
 
     @property
-    def span(self) -> int:
-        """Positions that it may come to hold."""
-        return self.task.span
-
-    @property
     def finished(self) -> bool:
         """True if it has ended, or nobody waits for it."""
         return self.stop_reason is not None or self.task.future.done()
@@ -153,5 +148,13 @@ class Row:
 
 
 def deadline_in(seconds: float | None) -> float | None:
-    """The moment that is this many seconds away, for :attr:`SampleRequest.deadline`."""
-    return None if seconds is None else time.monotonic() + seconds
+    """The moment that is this many seconds away, for :attr:`SampleRequest.deadline`.
+
+    Raises:
+        ConfigError: ``seconds`` is negative, NaN or no number.
+    """
+    if seconds is None:
+        return None
+    if not isinstance(seconds, int | float) or not seconds >= 0:
+        raise ConfigError(f"timeout is {seconds!r}: pass seconds >= 0, or None")
+    return time.monotonic() + seconds

@@ -1,0 +1,99 @@
+"""What the tests of the sampler share: a held worker, a count of the work, a clock."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+import xorl_lab as xl
+from xorl_lab.engine.scheduler import Ticket
+from xorl_lab.samplers import embedded, rows
+
+PATIENCE = 60.0
+"""Seconds after which a test that waits for another thread gives up."""
+
+
+def params(**fields: object) -> xl.SamplingParams:
+    """Sampling parameters with a fixed seed, unless another is given."""
+    return xl.SamplingParams(**({"seed": 1, "max_tokens": 12} | fields))
+
+
+def ids(*tokens: int) -> xl.ModelInput:
+    return xl.ModelInput.from_ints(tokens)
+
+
+def sequences(response: xl.SampleResponse) -> list[list[int]]:
+    return [s.tokens for s in response.sequences]
+
+
+def datum(tokens: Sequence[int]) -> xl.Datum:
+    """Every token but the first is a target."""
+    return xl.Datum(xl.ModelInput.from_ints(tokens), {"labels": list(tokens)})
+
+
+def update(client: xl.TrainingClient, steps: int = 1, rate: float = 1e-2) -> None:
+    """Move the weights, by learning two sentences."""
+    data = [datum(list(b"to be or not")), datum(list(b"that is"))]
+    for _ in range(steps):
+        client.forward_backward(data).result()
+        client.optim_step(xl.AdamParams(learning_rate=rate)).result()
+
+
+@contextmanager
+def held(client: xl.SamplingClient | xl.TrainingClient) -> Iterator[None]:
+    """Keep the worker thread busy, so that what is submitted meanwhile is waiting all at once."""
+    engine = client._engine if isinstance(client, xl.SamplingClient) else client._session.engine
+    entered, leave = threading.Event(), threading.Event()
+
+    def wait(_: Ticket) -> None:
+        entered.set()
+        assert leave.wait(PATIENCE)
+
+    future = engine.scheduler.submit(wait, name="held by a test")
+    assert entered.wait(PATIENCE)
+    try:
+        yield
+    finally:
+        leave.set()
+        future.result(PATIENCE)
+
+
+class Counter:
+    """Stands between the sampler and the model and notes what is computed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.prefills: list[int] = []
+        """Nodes of each packed row of prompts."""
+        self.steps: list[int] = []
+        """Rows of each decode step."""
+        self.cache_bytes: list[int] = []
+        """Memory of keys and values at each decode step."""
+        self.before_step: Callable[[int], object] = lambda _: None
+        """Called on the worker with the number of the decode step that comes."""
+        self._run_packed, self._run_trunk = embedded.run_packed, embedded.run_trunk
+        monkeypatch.setattr(embedded, "run_packed", self._packed)
+        monkeypatch.setattr(embedded, "run_trunk", self._trunk)
+
+    def _packed(self, model, row, cache=None):
+        self.prefills.append(len(row.tokens))
+        return self._run_packed(model, row, cache)
+
+    def _trunk(self, model, tokens, positions, mask, cache=None):
+        self.before_step(len(self.steps))
+        self.steps.append(len(tokens))
+        hidden = self._run_trunk(model, tokens, positions, mask, cache)
+        self.cache_bytes.append(sum(t.nbytes for t in (*cache._keys, *cache._values)))
+        return hidden
+
+
+class Clock:
+    """A clock that goes only when a test moves it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(embedded, "time", self)
+        monkeypatch.setattr(rows, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
