@@ -18,23 +18,25 @@ def test_oracle(check: Callable[[ModuleType], None]) -> None:
 @pytest.mark.parametrize("config", oracle.CONFIGS)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_value_gradient_and_terms(config: str, seed: int) -> None:
-    oracle.compare(losses, config, oracle.make_tokens(seed))
+    oracle.compare(losses, config, seed)
 
 
 @pytest.mark.parametrize("seed", [7])
 def test_oracle_tokens_reach_every_region(seed: int) -> None:
     tokens = oracle.make_tokens(seed)
-    for config in ("default clip", "dual clip", "icepop", "tis", "narrow tis", "everything"):
+    configs = {"default clip", "dual clip", "icepop", "tis", "narrow tis", "everything"}
+    for config in sorted(configs | {"ppo", "asymmetric ppo", "cispo", "narrow cispo", "drgrpo"}):
         name, params = oracle.CONFIGS[config]
         rows = [row for row in oracle.expected_tokens(name, tokens, params) if row]
         for flag in oracle.expected_terms(name, params) & {"clipped", "masked", "tis_clipped"}:
             assert {row[flag] for row in rows} == {0.0, 1.0}, (config, flag)
 
 
-@pytest.mark.parametrize("config", oracle.CONFIGS)
+@pytest.mark.parametrize("config", [name for name in oracle.CONFIGS if "cispo" not in name])
 def test_gradcheck(config: str) -> None:
+    """Cispo's weight is a constant only for autograd: differences of its value see it move."""
     name, params = oracle.CONFIGS[config]
-    tokens = oracle.make_tokens(23, batch=2, length=9)
+    tokens = oracle.make_tokens(23, batch=2, length=6)
     inputs = tokens.inputs()
     new = torch.tensor(tokens.new, requires_grad=True)
     assert torch.autograd.gradcheck(

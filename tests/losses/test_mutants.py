@@ -4,8 +4,12 @@ import importlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 import pytest
 
@@ -13,6 +17,7 @@ from tests.losses import oracle
 from xorl_lab import losses
 
 SOURCE = Path(losses.__file__).parent
+PACKAGE = "mutant_losses"
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,8 @@ class Mutant:
     new: str
 
 
+NEGATED = '-inputs["advantages"], low, high)\n    return'
+LOW_DEFAULT = "clip_low_threshold: float = 0.9"
 MUTANTS = (
     Mutant("nll_sign", "supervised.py", "(-logprobs, inputs", "(logprobs, inputs"),
     Mutant("mean_for_sum", "reduction.py", "elementwise.sum()", "elementwise.mean()"),
@@ -67,35 +74,35 @@ MUTANTS = (
         'objective = -ratio * inputs["advantages"]',
         'objective = ratio * inputs["advantages"]',
     ),
-    Mutant("ratio_inverted", "policy.py", "= logprobs - old_logprobs", "= old_logprobs - logprobs"),
+    Mutant("ratio_inverted", "ratio.py", "= logprobs - old_logprobs", "= old_logprobs - logprobs"),
     Mutant(
         "ratio_detached",
-        "policy.py",
-        "_bounded_exp(log_ratio)",
-        "_bounded_exp(log_ratio.data) + 0 * logprobs",
+        "ratio.py",
+        "= bounded_exp(log_ratio)",
+        "= bounded_exp(log_ratio.data) + 0 * logprobs",
     ),
     Mutant(
         "ratio_unbounded",
-        "policy.py",
+        "ratio.py",
         "log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()",
         "log_ratio.exp()",
     ),
     Mutant(
-        "reported_ratio_clipped", "policy.py", '"ratio": ratio,', '"ratio": ratio.clamp(0.8, 1.2),'
+        "reported_ratio_clipped", "ratio.py", '"ratio": ratio,', '"ratio": ratio.clamp(0.8, 1.2),'
     ),
-    Mutant("min_for_max", "policy.py", "torch.maximum(", "torch.minimum("),
-    Mutant("missing_clip", "policy.py", "-ratio.clamp(low, high) *", "-ratio *"),
+    Mutant("min_for_max", "ratio.py", "torch.maximum(", "torch.minimum("),
+    Mutant("missing_clip", "ratio.py", "-ratio.clamp(low, high) *", "-ratio *"),
     Mutant(
-        "only_clipped", "policy.py", "torch.maximum(-ratio * adv", "torch.maximum(-9 * ratio * adv"
+        "only_clipped", "ratio.py", "torch.maximum(-ratio * adv", "torch.maximum(-9 * ratio * adv"
     ),
-    Mutant("clip_low_missing", "policy.py", "ratio.clamp(low, high)", "ratio.clamp(max=high)"),
-    Mutant("clip_high_missing", "policy.py", "ratio.clamp(low, high)", "ratio.clamp(min=low)"),
+    Mutant("clip_low_missing", "ratio.py", "ratio.clamp(low, high)", "ratio.clamp(max=high)"),
+    Mutant("clip_high_missing", "ratio.py", "ratio.clamp(low, high)", "ratio.clamp(min=low)"),
     Mutant("eps_high_ignored", "policy.py", "1 + params.eps_clip_high", "1 + params.eps_clip"),
     Mutant("eps_low_is_high", "policy.py", "1 - params.eps_clip,", "1 - params.eps_clip_high,"),
-    Mutant("flag_high_side", "policy.py", "(ratio > high) & (adv", "(ratio < high) & (adv"),
+    Mutant("flag_high_side", "ratio.py", "(ratio > high) & (adv", "(ratio < high) & (adv"),
     Mutant(
         "flag_low_sign",
-        "policy.py",
+        "ratio.py",
         "(ratio < low) & (advantages < 0)",
         "(ratio < low) & (advantages > 0)",
     ),
@@ -138,9 +145,9 @@ MUTANTS = (
     ),
     Mutant(
         "tis_on_penalty",
-        "policy.py",
-        "return objective + params.kl_coef * terms",
-        'return objective + terms.get("tis_weight", 1.0) * params.kl_coef * terms',
+        "ratio.py",
+        "return objective + coefficient * terms",
+        'return objective + terms.get("tis_weight", 1.0) * coefficient * terms',
     ),
     Mutant("tis_input_not_required", "policy.py", '("rollout_logprobs",) if', "() if"),
     Mutant("icepop_not_masking", "policy.py", "torch.where(masked, 0.0, objective)", "objective"),
@@ -158,10 +165,68 @@ MUTANTS = (
         "torch.where(masked, 0.0, objective)",
         "objective - (masked * objective).detach()",
     ),
-    Mutant("penalty_sign", "policy.py", "objective + params.kl_coef", "objective - params.kl_coef"),
-    Mutant("penalty_scaled_by_advantage", "policy.py", "+ params.kl_coef", "+ objective.detach()"),
-    Mutant("penalty_in_value_only", "policy.py", '* terms["kl"]', '* terms["kl"].detach()'),
-    Mutant("penalty_constant_type", "policy.py", '"], params.kl_type)', '"], "k3")'),
+    Mutant("penalty_sign", "ratio.py", "return objective + coeff", "return objective - coeff"),
+    Mutant(
+        "penalty_scaled_by_advantage",
+        "ratio.py",
+        "return objective + coefficient",
+        "return objective + objective.detach()",
+    ),
+    Mutant("penalty_in_value_only", "ratio.py", '* terms["kl"]', '* terms["kl"].detach()'),
+    Mutant("penalty_constant_type", "ratio.py", '"], kl_type)', '"], "k3")'),
+    Mutant("ppo_sign", "clipped.py", 'inputs["advantages"], low, high)\n    return', NEGATED),
+    Mutant("ppo_low_as_distance", "clipped.py", "= params.clip_low_t", "= 1 - params.clip_low_t"),
+    Mutant(
+        "ppo_sides_swapped",
+        "clipped.py",
+        "params.clip_low_threshold, params.clip_high_threshold",
+        "params.clip_high_threshold, params.clip_low_threshold",
+    ),
+    Mutant(
+        "ppo_high_mirrors_low",
+        "clipped.py",
+        "threshold, params.clip_high_threshold",
+        "threshold, 2 - params.clip_low_threshold",
+    ),
+    Mutant("ppo_default_low", "clipped.py", "clip_low_threshold: float = 0.8", LOW_DEFAULT),
+    Mutant(
+        "drgrpo_sign",
+        "clipped.py",
+        'inputs["advantages"], low, high)\n    objective',
+        '-inputs["advantages"], low, high)\n    objective',
+    ),
+    Mutant("drgrpo_low_side", "clipped.py", "1 - params.clip_low,", "1 - params.clip_high,"),
+    Mutant("drgrpo_high_side", "clipped.py", "1 + params.clip_high\n", "1 + params.clip_low\n"),
+    Mutant(
+        "drgrpo_default_high", "clipped.py", "clip_high: float = 0.28", "clip_high: float = 0.2"
+    ),
+    Mutant("drgrpo_beta_ignored", "clipped.py", "params.beta, params.kl", "0.0, params.kl"),
+    Mutant(
+        "drgrpo_beta_halved", "clipped.py", "params.beta, params.kl", "params.beta / 2, params.kl"
+    ),
+    Mutant("drgrpo_constant_type", "clipped.py", "beta, params.kl_type", 'beta, "k3"'),
+    Mutant("drgrpo_input_not_required", "clipped.py", '("ref_logprobs",) if', "() if"),
+    Mutant("drgrpo_input_always_required", "clipped.py", "if self.beta > 0", "if self.beta >= 0"),
+    Mutant("cispo_sign", "offpolicy.py", "objective = -weight", "objective = weight"),
+    Mutant("cispo_weight_not_constant", "offpolicy.py", "ratio.detach().clamp", "ratio.clamp"),
+    Mutant(
+        "cispo_token_dropped", "offpolicy.py", "* logprobs\n", "* ratio.clamp(low, high).log()\n"
+    ),
+    Mutant("cispo_unclipped", "offpolicy.py", ".clamp(low, high)\n", ".clamp(0)\n"),
+    Mutant("cispo_low_missing", "offpolicy.py", ".clamp(low, high)\n", ".clamp(max=high)\n"),
+    Mutant("cispo_high_missing", "offpolicy.py", ".clamp(low, high)\n", ".clamp(min=low)\n"),
+    Mutant("cispo_all_constant", "offpolicy.py", "* logprobs\n", "* (ratio - ratio.detach())\n"),
+    Mutant("cispo_flag_side", "offpolicy.py", "(ratio < low) | (ratio > high)", "(ratio < low)"),
+    Mutant("cispo_flag_without_advantage", "offpolicy.py", ' & (inputs["advantages"] != 0)', ""),
+    Mutant("cispo_default_high", "offpolicy.py", "float = 4.0", "float = 1.2"),
+    Mutant("dro_sign", "offpolicy.py", "pull - logprobs *", "pull + logprobs *"),
+    Mutant("dro_pull_sign", "offpolicy.py", "= pull - logprobs", "= -pull - logprobs"),
+    Mutant("dro_beta_not_halved", "offpolicy.py", "params.beta / 2", "params.beta"),
+    Mutant("dro_beta_ignored", "offpolicy.py", "params.beta / 2", "0.05 / 2"),
+    Mutant("dro_not_squared", "offpolicy.py", '"log_ratio"].square()', '"log_ratio"].abs()'),
+    Mutant("dro_pull_in_value_only", "offpolicy.py", ".square()", ".square().detach()"),
+    Mutant("dro_through_ratio", "offpolicy.py", "- logprobs * inputs", '- terms["ratio"] * inputs'),
+    Mutant("dro_default_beta", "offpolicy.py", "float = 0.05", "float = 0.1"),
     Mutant("kl_direction", "kl.py", "(logprobs - ref_logprobs)", "(ref_logprobs - logprobs)"),
     Mutant("k2_not_halved", "kl.py", "d.square() / 2", "d.square()"),
     Mutant("k3_other_way", "kl.py", "torch.expm1(-d) + d", "torch.expm1(d) - d"),
@@ -205,24 +270,43 @@ MUTANTS = (
 )
 
 
+class Copy(MetaPathFinder, InspectLoader):
+    """Imports the package under another name, with one mutant planted, without touching a file."""
+
+    def __init__(self, mutant: Mutant | None) -> None:
+        self.sources = {path.stem: path.read_text(encoding="utf-8") for path in SOURCE.glob("*.py")}
+        if mutant:
+            module = mutant.file.removesuffix(".py")
+            found = self.sources[module].count(mutant.old)
+            assert found == 1, f"{mutant.old!r} must occur once in {mutant.file}, not {found} times"
+            self.sources[module] = self.sources[module].replace(mutant.old, mutant.new)
+
+    def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
+        return spec_from_loader(fullname, self) if fullname.split(".")[0] == PACKAGE else None
+
+    def is_package(self, fullname: str) -> bool:
+        return fullname == PACKAGE
+
+    def get_source(self, fullname: str) -> str:
+        source = self.sources[fullname.partition(".")[2] or "__init__"]
+        return source.replace("xorl_lab.losses", PACKAGE)
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compiled(fullname, self.get_source(fullname))
+
+
+@cache
+def compiled(name: str, source: str) -> CodeType:
+    """All mutants share the modules that they leave alone."""
+    return compile(source, f"<{name}>", "exec")
+
+
 @pytest.fixture
-def loaded(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[ModuleType]:
-    """Import a copy of the package, with the mutant of the test planted, under another name."""
-    mutant: Mutant | None = request.param
-    package = f"mutant_{mutant.name}" if mutant else "mutant_free"
-    (tmp_path / package).mkdir()
-    for path in SOURCE.glob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        if mutant and path.name == mutant.file:
-            assert text.count(mutant.old) == 1, f"{mutant.old!r} must occur once in {path.name}"
-            text = text.replace(mutant.old, mutant.new)
-        text = text.replace("xorl_lab.losses", package)
-        (tmp_path / package / path.name).write_text(text, encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    yield importlib.import_module(package)
-    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+def loaded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The package with the mutant of the test planted, or an unchanged copy."""
+    monkeypatch.setattr(sys, "meta_path", [Copy(request.param), *sys.meta_path])
+    yield importlib.import_module(PACKAGE)
+    for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
         del sys.modules[name]
 
 

@@ -1,5 +1,7 @@
 """Properties that must hold on any batch."""
 
+from typing import Any
+
 import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
@@ -48,6 +50,64 @@ def test_at_ratio_one_the_clip_changes_nothing(tokens: Tokens, low: float, high:
     assert_close(gradient, slopes, rtol=EXACT)
     assert not terms["clipped"].any()
     assert not terms["masked"].any()
+
+
+@quick
+@given(batches(), st.sampled_from(["ppo", "cispo", "dro", "drgrpo", "policy_loss"]))
+def test_at_ratio_one_all_are_the_policy_gradient(tokens: Tokens, name: str) -> None:
+    tokens = Tokens(**{**vars(tokens), "old": tokens.new})
+    _, gradient, _ = oracle.run(losses, name, tokens, {})
+    assert_close(gradient, -tokens.weights * tokens.advantages, rtol=EXACT)
+
+
+@quick
+@given(batches(), st.floats(0.0, 1.0), st.floats(0.0, 3.0), st.sampled_from(["k1", "k2", "k3"]))
+def test_names_of_the_clip_do_not_matter(
+    tokens: Tokens, low: float, high: float, kl_type: str
+) -> None:
+    """Ppo and drgrpo are policy_loss under other parameters."""
+    clip = {"eps_clip": low, "eps_clip_high": high}
+    plain = oracle.run(losses, "policy_loss", tokens, clip)
+    bounds = {"clip_low_threshold": 1 - low, "clip_high_threshold": 1 + high}
+    _assert_same(oracle.run(losses, "ppo", tokens, bounds), plain)
+    penalty = {"kl_coef": 0.4, "kl_type": kl_type}
+    pulled = oracle.run(losses, "policy_loss", tokens, clip | penalty)
+    distances = {"clip_low": low, "clip_high": high, "beta": 0.4, "kl_type": kl_type}
+    _assert_same(oracle.run(losses, "drgrpo", tokens, distances), pulled)
+
+
+def _assert_same(got: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
+    assert got[0] == expected[0]
+    assert (got[1] == expected[1]).all()
+    assert set(got[2]) == set(expected[2])
+    assert all((got[2][term] == values).all() for term, values in expected[2].items())
+
+
+@quick
+@given(batches(), st.floats(0.0, 1.0), st.floats(1.0, 5.0))
+def test_cispo_bounds_the_gradient_and_drops_no_token(
+    tokens: Tokens, low: float, high: float
+) -> None:
+    params = {"clip_low_threshold": low, "clip_high_threshold": high}
+    _, gradient, terms = oracle.run(losses, "cispo", tokens, params)
+    size, signal = np.abs(gradient), np.abs(tokens.weights * tokens.advantages)
+    assert (size <= high * signal * (1 + EXACT)).all()
+    assert (size >= low * signal * (1 - EXACT)).all()
+    assert ((gradient != 0) == (signal != 0)).all()
+    assert (np.sign(gradient) == -np.sign(tokens.weights * tokens.advantages)).all()
+    assert not terms["clipped"][signal == 0].any()
+
+
+@quick
+@given(batches(), st.floats(0.0, 2.0))
+def test_dro_pulls_towards_the_old_policy(tokens: Tokens, beta: float) -> None:
+    """The loss with beta minus the loss without is beta times the squared distance, halved."""
+    loss, gradient, _ = oracle.run(losses, "dro", tokens, {"beta": beta})
+    bare, slopes, _ = oracle.run(losses, "dro", tokens, {"beta": 0})
+    gap = tokens.new - tokens.old
+    distance = (tokens.weights * gap**2).sum()
+    assert_close(loss - bare, beta / 2 * distance, rtol=EXACT, atol=EXACT)
+    assert_close(gradient - slopes, beta * tokens.weights * gap, rtol=EXACT, atol=EXACT)
 
 
 @quick
@@ -108,11 +168,11 @@ def test_float32_gradient_is_near_the_float64_one(config: str) -> None:
 
 
 @quick
-@given(batches(), st.sampled_from(["importance_sampling", "policy_loss"]))
+@given(batches(), st.sampled_from(["cispo", "drgrpo", "importance_sampling", "policy_loss", "ppo"]))
 def test_zero_advantage_gives_no_gradient_but_counts(tokens: Tokens, name: str) -> None:
     tokens = Tokens(**{**vars(tokens), "advantages": np.zeros_like(tokens.advantages)})
     loss, gradient, _ = oracle.run(
-        losses, name, tokens, {"icepop_beta": 2.0} if "pol" in name else {}
+        losses, name, tokens, {"icepop_beta": 2.0} if name == "policy_loss" else {}
     )
     assert loss == 0.0
     assert not gradient.any()
@@ -132,9 +192,11 @@ def test_weights_scale_value_and_gradient(config: str, tokens: Tokens, scale: fl
 
 
 @quick
-@given(batches(), st.sampled_from(["importance_sampling", "policy_loss"]))
-def test_metrics_are_finite(tokens: Tokens, name: str) -> None:
-    for params in ({}, {"compute_kl_stats": True, "kl_coef": 0.1}):
+@given(batches(), configs)
+def test_metrics_are_finite(tokens: Tokens, config: str) -> None:
+    name, given_params = oracle.CONFIGS[config]
+    stats = {"compute_kl_stats": True} if oracle.needs(name) else {}
+    for params in (given_params, given_params | stats):
         assert all(map(np.isfinite, oracle.summary(losses, name, tokens, params).values()))
 
 

@@ -32,9 +32,13 @@ POLICY = {
 def test_names() -> None:
     assert losses.names() == [
         "causallm_loss",
+        "cispo",
         "cross_entropy",
+        "drgrpo",
+        "dro",
         "importance_sampling",
         "policy_loss",
+        "ppo",
     ]
     assert all(losses.get(name).name == name for name in losses.names())
 
@@ -49,13 +53,14 @@ def test_names_are_stripped_and_lower_cased(name: str) -> None:
     assert losses.get(name) is losses.get("policy_loss")
 
 
-@pytest.mark.parametrize("name", ["ppo", "", None, 3])
+@pytest.mark.parametrize("name", ["grpo", "", None, 3])
 def test_unknown_name(name: object) -> None:
     with pytest.raises(ConfigError) as caught:
         losses.get(name)
     assert str(caught.value) == (
         f"unknown loss {name!r}: choose from "
-        "['causallm_loss', 'cross_entropy', 'importance_sampling', 'policy_loss']"
+        "['causallm_loss', 'cispo', 'cross_entropy', 'drgrpo', 'dro', 'importance_sampling', "
+        "'policy_loss', 'ppo']"
     )
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
@@ -74,6 +79,24 @@ def test_defaults() -> None:
     shared = ("compute_kl_stats", "kl_coef", "kl_type")
     expected = COMMON | {name: POLICY[name] for name in shared}
     assert losses.check_params("importance_sampling", {}) == expected
+
+
+STATS = {"compute_kl_stats": False}
+OTHERS = {
+    "ppo": STATS | {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
+    "cispo": STATS | {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
+    "dro": STATS | {"beta": 0.05},
+    "drgrpo": STATS | {"clip_low": 0.2, "clip_high": 0.28, "beta": 0.0, "kl_type": "k3"},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_defaults_of_ppo_and_its_kin(name: str) -> None:
+    spec = losses.get(name)
+    assert spec.params == OTHERS[name]
+    assert losses.check_params(name, None) == COMMON | OTHERS[name]
+    assert spec.required == ("logprobs", "advantages")
+    assert spec.optional == (("ref_logprobs",) if name == "drgrpo" else ())
 
 
 def test_given_values_win_and_checking_twice_changes_nothing() -> None:
@@ -104,6 +127,7 @@ BAD_VALUES: list[tuple[str, Any, str]] = [
     ("compute_kl_stats", "yes", "True or False"),
     ("return_terms", 0, "True or False"),
     ("tis_clip_low", -0.1, "a number >= 0"),
+    ("tis_clip_low", "0.1", "a number >= 0"),
     ("tis_clip_low", 2.5, None),
     ("tis_clip_high", 0.05, "a number > 0 and >= tis_clip_low (0.1)"),
     ("tis_clip_high", math.inf, "a number > 0 and >= tis_clip_low (0.1)"),
@@ -126,6 +150,84 @@ def test_values_out_of_range(param: str, value: object, expected: str | None) ->
     if expected is None:
         message = "tis_clip_high is 2.0: pass a number > 0 and >= tis_clip_low (2.5)"
     assert str(caught.value) == message
+
+
+RATIO_NOTE = "(it bounds the ratio itself, not its distance from 1)"
+BAD_VALUES_OF_OTHERS: list[tuple[str, dict[str, Any], str, str]] = [
+    ("ppo", {"clip_low_threshold": 1.1}, "clip_low_threshold", f"from 0 to 1 {RATIO_NOTE}"),
+    ("ppo", {"clip_low_threshold": -0.2}, "clip_low_threshold", f"from 0 to 1 {RATIO_NOTE}"),
+    ("ppo", {"clip_low_threshold": None}, "clip_low_threshold", f"from 0 to 1 {RATIO_NOTE}"),
+    ("ppo", {"clip_high_threshold": 0.2}, "clip_high_threshold", f">= 1 {RATIO_NOTE}"),
+    ("ppo", {"clip_high_threshold": math.inf}, "clip_high_threshold", f">= 1 {RATIO_NOTE}"),
+    ("ppo", {"clip_high_threshold": True}, "clip_high_threshold", f">= 1 {RATIO_NOTE}"),
+    ("cispo", {"clip_low_threshold": -1}, "clip_low_threshold", ">= 0"),
+    ("cispo", {"clip_low_threshold": "0"}, "clip_low_threshold", ">= 0"),
+    (
+        "cispo",
+        {"clip_low_threshold": 0.9, "clip_high_threshold": 0.8},
+        "clip_high_threshold",
+        "> 0 and >= clip_low_threshold (0.9)",
+    ),
+    (
+        "cispo",
+        {"clip_high_threshold": 0},
+        "clip_high_threshold",
+        "> 0 and >= clip_low_threshold (0.0)",
+    ),
+    (
+        "cispo",
+        {"clip_high_threshold": math.nan},
+        "clip_high_threshold",
+        "> 0 and >= clip_low_threshold (0.0)",
+    ),
+    ("dro", {"beta": -0.05}, "beta", ">= 0 (0 = no pull)"),
+    ("dro", {"beta": math.inf}, "beta", ">= 0 (0 = no pull)"),
+    ("dro", {"beta": None}, "beta", ">= 0 (0 = no pull)"),
+    ("drgrpo", {"clip_low": -0.2}, "clip_low", ">= 0"),
+    ("drgrpo", {"clip_high": math.nan}, "clip_high", ">= 0"),
+    ("drgrpo", {"beta": -1}, "beta", ">= 0 (0 = no penalty)"),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "param", "expected"), BAD_VALUES_OF_OTHERS)
+def test_values_out_of_range_of_ppo_and_its_kin(
+    name: str, given: dict[str, Any], param: str, expected: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        losses.check_params(name, given)
+    assert str(caught.value) == f"{param} is {given[param]!r}: pass a number {expected}"
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_ppo_and_its_kin_share(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        losses.check_params(name, {"compute_kl_stats": 1})
+    assert str(caught.value) == "compute_kl_stats is 1: pass True or False"
+    with pytest.raises(ConfigError) as caught:
+        losses.check_params(name, {"eps_clip": 0.2})
+    assert str(caught.value) == (
+        f"{name} has no parameters ['eps_clip']: choose from {sorted(COMMON | OTHERS[name])}"
+    )
+
+
+def test_kl_type_of_drgrpo() -> None:
+    with pytest.raises(ConfigError) as caught:
+        losses.check_params("drgrpo", {"kl_type": "k4"})
+    assert str(caught.value) == "kl_type is 'k4': pass one of ['k1', 'k2', 'k3']"
+
+
+def test_reference_only_where_beta_calls_for_it() -> None:
+    tokens = oracle.make_tokens(2)
+    inputs = {key: value for key, value in tokens.inputs().items() if key != "ref_logprobs"}
+    new = torch.tensor(tokens.new)
+    assert losses.evaluate("drgrpo", new, inputs, {}).loss.isfinite()
+    with pytest.raises(DataError) as caught:
+        losses.evaluate("drgrpo", new, inputs, {"beta": 0.1})
+    assert str(caught.value) == (
+        "drgrpo with these parameters needs "
+        "['logprobs', 'advantages', 'ref_logprobs', 'weights'], and "
+        "['ref_logprobs'] are missing: pass one value per target token for each"
+    )
 
 
 def test_unknown_parameters_list_the_valid_ones() -> None:

@@ -2,7 +2,7 @@
 
 Shapes: B sequences of T target tokens.  Logprobs are natural logarithms (nats).  A loss is a sum;
 the optimizer step divides by the valid tokens.  To add a loss, write one function
-(see ``policy.py``) and add one entry to ``_SPECS``.
+(see ``clipped.py``) and add one entry to ``_SPECS``.
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,11 @@ import torch
 from xorl_lab.errors import ConfigError
 from xorl_lab.losses.advantages import group_normalized, leave_one_out, mean_centered
 from xorl_lab.losses.base import CommonParams, LossOutput, LossParams, LossSpec, defaults
+from xorl_lab.losses.clipped import DrgrpoParams, PpoParams, drgrpo, ppo
 from xorl_lab.losses.inputs import KNOWN_INPUTS, clean
 from xorl_lab.losses.kl import kl_sample_train_k3, reference_kl
 from xorl_lab.losses.metrics import summarize_terms
+from xorl_lab.losses.offpolicy import CispoParams, DroParams, cispo, dro
 from xorl_lab.losses.policy import (
     ImportanceSamplingParams,
     PolicyLossParams,
@@ -47,7 +49,16 @@ COMMON_PARAMS: dict[str, Any] = defaults(CommonParams)
 
 _ENTRIES: tuple[LossSpec[Any], ...] = (
     LossSpec("causallm_loss", causallm_loss, LossParams),
+    LossSpec("cispo", cispo, CispoParams, required=("logprobs", "advantages")),
     LossSpec("cross_entropy", cross_entropy, LossParams),
+    LossSpec(
+        "drgrpo",
+        drgrpo,
+        DrgrpoParams,
+        required=("logprobs", "advantages"),
+        optional=("ref_logprobs",),
+    ),
+    LossSpec("dro", dro, DroParams, required=("logprobs", "advantages")),
     LossSpec(
         "importance_sampling",
         importance_sampling,
@@ -62,6 +73,7 @@ _ENTRIES: tuple[LossSpec[Any], ...] = (
         required=("logprobs", "advantages"),
         optional=("rollout_logprobs", "ref_logprobs"),
     ),
+    LossSpec("ppo", ppo, PpoParams, required=("logprobs", "advantages")),
 )
 _SPECS = {spec.name: spec for spec in _ENTRIES}
 

@@ -1,21 +1,28 @@
-"""Losses that raise the probability of tokens with a positive advantage."""
+"""Policy gradients with xorl's options: KL penalty, dual clip, IcePop mask, TIS."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from xorl_lab.losses.base import LossOutput, LossParams, check_ranges, flag, is_number
-from xorl_lab.losses.kl import ESTIMATORS, LOG_RATIO_LIMIT, reference_kl
+from xorl_lab.losses.base import LossOutput, check_ranges, flag, is_number
+from xorl_lab.losses.ratio import (
+    RatioParams,
+    at_least_zero,
+    bounded_exp,
+    clipped_objective,
+    kl_type_rule,
+    policy_ratio,
+    upper_bound,
+    with_penalty,
+)
 from xorl_lab.losses.reduction import weighted_sum
 
 
 @dataclass(frozen=True, slots=True)
-class ImportanceSamplingParams(LossParams):
-    """Parameters of ``importance_sampling``, and those that every policy loss has."""
+class ImportanceSamplingParams(RatioParams):
+    """Parameters of ``importance_sampling``, which ``policy_loss`` has too."""
 
-    compute_kl_stats: bool = False
-    """Report ``kl_sample_train_k3`` and ``entropy_sample``."""
     kl_coef: float = 0.0
     """Coefficient of the KL penalty to the reference policy, >= 0; 0 = no penalty."""
     kl_type: str = "k3"
@@ -23,16 +30,11 @@ class ImportanceSamplingParams(LossParams):
     (gradient of KL(ref‖π)); see ``losses.kl``."""
 
     def __post_init__(self) -> None:
-        coef_valid = is_number(self.kl_coef) and self.kl_coef >= 0
+        RatioParams.__post_init__(self)
         check_ranges(
             {
-                "compute_kl_stats": flag(self.compute_kl_stats),
-                "kl_coef": (self.kl_coef, coef_valid, "a number >= 0 (0 = no penalty)"),
-                "kl_type": (
-                    self.kl_type,
-                    self.kl_type in tuple(ESTIMATORS),
-                    f"one of {sorted(ESTIMATORS)}",
-                ),
+                "kl_coef": at_least_zero(self.kl_coef, " (0 = no penalty)"),
+                "kl_type": kl_type_rule(self.kl_type),
             }
         )
 
@@ -64,19 +66,13 @@ class PolicyLossParams(ImportanceSamplingParams):
         ImportanceSamplingParams.__post_init__(self)
         check_ranges(
             {
-                "eps_clip": _at_least_zero(self.eps_clip),
-                "eps_clip_high": _at_least_zero(self.eps_clip_high),
+                "eps_clip": at_least_zero(self.eps_clip),
+                "eps_clip_high": at_least_zero(self.eps_clip_high),
                 "eps_clip_c": _above_one_or_none(self.eps_clip_c),
                 "icepop_beta": _above_one_or_none(self.icepop_beta),
                 "use_tis": flag(self.use_tis),
-                "tis_clip_low": _at_least_zero(self.tis_clip_low),
-                "tis_clip_high": (
-                    self.tis_clip_high,
-                    is_number(self.tis_clip_high)
-                    and self.tis_clip_high > 0
-                    and self.tis_clip_high >= self.tis_clip_low,
-                    f"a number > 0 and >= tis_clip_low ({self.tis_clip_low!r})",
-                ),
+                "tis_clip_low": at_least_zero(self.tis_clip_low),
+                "tis_clip_high": upper_bound(self.tis_clip_high, self.tis_clip_low, "tis_clip_low"),
             }
         )
 
@@ -106,9 +102,9 @@ def importance_sampling(
 
     Source: Schulman et al. 2017 (PPO), eq. 6; the penalty as in Shao et al. 2024 (GRPO), eq. 3.
     """
-    ratio, terms = _ratio(logprobs, inputs["logprobs"])
+    ratio, terms = policy_ratio(logprobs, inputs["logprobs"])
     objective = -ratio * inputs["advantages"]
-    objective = _with_penalty(objective, logprobs, inputs, params, terms)
+    objective = with_penalty(objective, logprobs, inputs, params.kl_coef, params.kl_type, terms)
     return weighted_sum(objective, inputs["weights"], terms)
 
 
@@ -143,12 +139,12 @@ def policy_loss(
     Source: Schulman et al. 2017 (PPO), eq. 7; Ye et al. 2020 (dual clip); IcePop as in
         arXiv:2602.15763; truncated importance sampling as in Ionides 2008.
     """
-    ratio, terms = _ratio(logprobs, inputs["logprobs"])
-    objective, terms["clipped"] = _clipped(ratio, inputs["advantages"], params)
+    ratio, terms = policy_ratio(logprobs, inputs["logprobs"])
+    objective, terms["clipped"] = _dual_clipped(ratio, inputs["advantages"], params)
     if params.use_tis:
         terms |= _truncated_weight(inputs["logprobs"], inputs["rollout_logprobs"], params)
         objective = terms["tis_weight"] * objective
-    objective = _with_penalty(objective, logprobs, inputs, params, terms)
+    objective = with_penalty(objective, logprobs, inputs, params.kl_coef, params.kl_type, terms)
     if params.icepop_beta is not None:
         masked = (ratio < 1 / params.icepop_beta) | (ratio > params.icepop_beta)
         terms["masked"] = masked
@@ -156,30 +152,11 @@ def policy_loss(
     return weighted_sum(objective, inputs["weights"], terms)
 
 
-def _bounded_exp(log_ratio: torch.Tensor) -> torch.Tensor:
-    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-
-
-def _ratio(
-    logprobs: torch.Tensor, old_logprobs: torch.Tensor
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    log_ratio = logprobs - old_logprobs
-    ratio = _bounded_exp(log_ratio)
-    terms = {
-        "ratio": ratio,
-        "log_ratio": log_ratio,
-        "old_logprobs": old_logprobs,
-        "entropy": -old_logprobs,
-    }
-    return ratio, terms
-
-
-def _clipped(
+def _dual_clipped(
     ratio: torch.Tensor, advantages: torch.Tensor, params: PolicyLossParams
 ) -> tuple[torch.Tensor, torch.Tensor]:
     low, high = 1 - params.eps_clip, 1 + params.eps_clip_high
-    objective = torch.maximum(-ratio * advantages, -ratio.clamp(low, high) * advantages)
-    clipped = ((ratio > high) & (advantages > 0)) | ((ratio < low) & (advantages < 0))
+    objective, clipped = clipped_objective(ratio, advantages, low, high)
     if params.eps_clip_c is None:
         return objective, clipped
     bound = -params.eps_clip_c * advantages
@@ -190,26 +167,9 @@ def _clipped(
 def _truncated_weight(
     old_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor, params: PolicyLossParams
 ) -> dict[str, torch.Tensor]:
-    raw = _bounded_exp(old_logprobs - rollout_logprobs)
+    raw = bounded_exp(old_logprobs - rollout_logprobs)
     low, high = params.tis_clip_low, params.tis_clip_high
     return {"tis_weight": raw.clamp(low, high), "tis_clipped": (raw < low) | (raw > high)}
-
-
-def _with_penalty(
-    objective: torch.Tensor,
-    logprobs: torch.Tensor,
-    inputs: Mapping[str, torch.Tensor],
-    params: ImportanceSamplingParams,
-    terms: dict[str, torch.Tensor],
-) -> torch.Tensor:
-    if params.kl_coef == 0:
-        return objective
-    terms["kl"] = reference_kl(logprobs, inputs["ref_logprobs"], params.kl_type)
-    return objective + params.kl_coef * terms["kl"]
-
-
-def _at_least_zero(value: object) -> tuple[object, bool, str]:
-    return value, is_number(value) and value >= 0, "a number >= 0"
 
 
 def _above_one_or_none(value: object) -> tuple[object, bool, str]:
