@@ -285,9 +285,10 @@ def test_rows_of_very_different_lengths_grow_the_cache_unharmed(base):
 def test_memory_is_given_back_when_the_longest_row_leaves(base, counter: Counter):
     long = tuple((11 * i) % 256 for i in range(400))
     with held(base):
-        wide = base.sample(ids(*long), params(max_tokens=4))
-        base.sample(ids(65, 66), params(max_tokens=40, temperature=0.0)).add_done_callback(id)
-    wide.result()
-    base.sample(ids(*PROMPT), params(max_tokens=2)).result()
-    assert max(counter.cache_bytes) >= 2 * 400 * base_bytes(base)
-    assert counter.cache_bytes[20] <= 2 * GRAIN * base_bytes(base)
+        wide = base.sample(ids(*long), params(max_tokens=4, temperature=0.0))
+        narrow = base.sample(ids(65, 66), params(max_tokens=40, temperature=0.0))
+    assert len(wide.result().tokens) == 4
+    assert len(narrow.result().tokens) > 10
+    assert counter.steps[:4] == [2, 2, 2, 1]
+    assert counter.cache_bytes[0] >= 2 * 400 * base_bytes(base)
+    assert counter.cache_bytes[4] == GRAIN * base_bytes(base)
