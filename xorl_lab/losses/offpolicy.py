@@ -95,7 +95,7 @@ def dro(
     Args:
         logprobs: (B, T) float, nats, of the policy.  The only input with gradient.
         inputs: (B, T) float each: ``logprobs`` (old policy, nats, same temperature),
-            ``advantages`` (A, unitless; tinker's pages want a soft one), ``weights`` (0 = not trained).
+            ``advantages`` (A, unitless), ``weights`` (0 = not trained).
         params: see ``DroParams``.
 
     Returns:
