@@ -2,14 +2,12 @@
 
 import os
 import secrets
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from xorl_lab import checkpoints
 from xorl_lab.checkpoints import Address
-from xorl_lab.checkpoints.names import check_model_id
-from xorl_lab.client.local import LocalSession, open_engine
+from xorl_lab.client.local import LocalService, LocalSession
 from xorl_lab.client.sampling import SamplingClient
 from xorl_lab.client.training import TrainingClient
 from xorl_lab.engine import saving
@@ -54,12 +52,7 @@ class ServiceClient:
             )
         self.timeout = timeout
         self.root = Path(home or default_home()).expanduser() / "checkpoints"
-        self._device = device
-        self._dtype = dtype
-        self._sessions: weakref.WeakValueDictionary[str, LocalSession] = (
-            weakref.WeakValueDictionary()
-        )
-        checkpoints.recover(self.root)
+        self._local = LocalService(self.root, device, dtype)
 
     def create_training_client(self, base_model: str, model_id: str = "default") -> TrainingClient:
         """Train a copy of the full weights.
@@ -157,7 +150,7 @@ class ServiceClient:
         Raises:
             ConfigError: the model is unknown.
         """
-        engine, sampler = open_engine(base_model, self._device, self._dtype)
+        engine, sampler = self._local.open(base_model)
         return SamplingClient(engine, sampler, engine.base_version)
 
     def _create(
@@ -167,19 +160,7 @@ class ServiceClient:
         spec: LoraRunSpec | None,
         prepare: Callable[[LocalSession], object] = lambda _: None,
     ) -> TrainingClient:
-        """Make a session, prepare it, and only then put it in the place of an older one."""
-        check_model_id(model_id)
-        engine, sampler = open_engine(base_model, self._device, self._dtype)
-        session = LocalSession(engine, model_id, spec, self.root)
-        prepare(session)
-        old = self._sessions.get(model_id)
-        if old is not None:
-            old.close(
-                f"this client of model {model_id!r} was replaced by a newer one: use that, or give "
-                "each client a model_id of its own"
-            )
-        self._sessions[model_id] = session
-        return TrainingClient(session, sampler)
+        return TrainingClient(self._local.create(base_model, model_id, spec, prepare))
 
     def _resume(
         self, path: str, base_model: str | None, model_id: str, *, with_optimizer: bool

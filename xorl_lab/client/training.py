@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from xorl_lab.client.local import LocalSession
 from xorl_lab.client.sampling import SamplingClient
 from xorl_lab.futures import APIFuture
-from xorl_lab.samplers.embedded import EmbeddedSampler
 from xorl_lab.types import (
     AdamParams,
     Datum,
@@ -27,9 +26,8 @@ class TrainingClient:
     effect in the order in which they were made.
     """
 
-    def __init__(self, session: LocalSession, sampler: EmbeddedSampler) -> None:
+    def __init__(self, session: LocalSession) -> None:
         self._session = session
-        self._sampler = sampler
 
     @property
     def base_model(self) -> str:
@@ -178,7 +176,7 @@ class TrainingClient:
         Waits for these calls.  Later steps do not change what the client samples from.
         """
         version = self._session.snapshot().result()
-        return SamplingClient(self._session.engine, self._sampler, version)
+        return SamplingClient(self._session.engine, self._session.sampler, version)
 
     def __repr__(self) -> str:
         spec = self.lora

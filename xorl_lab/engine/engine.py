@@ -56,21 +56,17 @@ def check_packing(loaded: models.LoadedModel) -> None:
     Raises:
         ConfigError: it does not, as with recurrent layers, which see their neighbours in the row.
     """
-    limit = min(loaded.vocab_size, 64)
-    sequences = [[1, 2, 3, 4, 5], [1, 2, limit - 1], [limit - 1, 1, 2, 3]]
-    row = pack(sequences)[0]
+    row = pack([[1, 2, 3], [1, 4]])[0]
     with torch.no_grad():
-        packed = run_packed(loaded.model, row).float()
-        for member, slots in zip(row.members, row.slots, strict=True):
-            alone = run_packed(loaded.model, pack([sequences[member]])[0]).float()
-            difference = float((packed[torch.from_numpy(slots)] - alone).norm() / alone.norm())
-            # float32 gives about 1e-6 and bfloat16 about 1e-2; a leak between neighbours gives 1.
-            if difference > 0.1:
-                raise ConfigError(
-                    f"base model {loaded.name!r} mixes neighbouring sequences of a packed row "
-                    f"(relative difference {difference:.2g}): choose a model with causal "
-                    "attention only"
-                )
+        packed = run_packed(loaded.model, row)[torch.from_numpy(row.slots[1])].float()
+        alone = run_packed(loaded.model, pack([[1, 4]])[0]).float()
+        difference = float((packed - alone).norm() / alone.norm())
+    # float32 gives about 1e-6 and bfloat16 about 1e-2; a leak between neighbours gives about 1.
+    if difference > 0.1:
+        raise ConfigError(
+            f"base model {loaded.name!r} mixes neighbouring sequences of a packed row "
+            f"(relative difference {difference:.2g}): choose a model with causal attention only"
+        )
 
 
 atexit.register(close_all)

@@ -40,6 +40,7 @@ __all__ = [
     "load",
     "resolve_device",
     "resolve_dtype",
+    "tokenizer",
 ]
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -213,6 +214,18 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
         return Path(snapshot_download(name, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError, OSError):
         raise ConfigError(_unknown(name)) from None
+
+
+def tokenizer(name: str) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a model alone, for models that a server holds.
+
+    Raises:
+        ConfigError: this machine has no files of that model.
+    """
+    if name in RANDOM:
+        return tiny.byte_tokenizer()
+    with quiet():
+        return AutoTokenizer.from_pretrained(fetch(name), local_files_only=True)
 
 
 def _unknown(name: str) -> str:

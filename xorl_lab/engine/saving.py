@@ -1,22 +1,30 @@
 """Trained models to checkpoint folders and back, in PEFT's and Hugging Face's formats."""
 
 import base64
+import functools
 import json
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 
 from xorl_lab import checkpoints
 from xorl_lab.checkpoints.folder import Writer
 from xorl_lab.engine import adapters
+from xorl_lab.engine.sharing import clone
 from xorl_lab.engine.trainer import Trained
+from xorl_lab.engine.versions import WeightsVersion
 from xorl_lab.errors import CheckpointError
 from xorl_lab.types import LoraRunSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -43,25 +51,74 @@ def save(trained: Trained, folder: Path, facts: Mapping[str, Any], *, overwrite:
     writers = weight_writers(trained)
     optimizer = _portable(trained.optimizer.state())
     writers[OPTIMIZER_FILE] = lambda path: save_file(optimizer, path)
-    state = {
-        **facts,
-        "dtype": str(trained.base.dtype).removeprefix("torch."),
-        "kind": "full" if trained.spec is None else "lora",
-        "model_id": trained.model_id,
-        "lora": None if trained.spec is None else asdict(trained.spec),
-        "steps": trained.steps,
-        "version": trained.version,
-        "generator": base64.b64encode(trained.generator.get_state().numpy().tobytes()).decode(),
-        "created": time.time(),
-    }
+    generator = base64.b64encode(trained.generator.get_state().numpy().tobytes()).decode()
+    state = {**_state(trained, facts), "generator": generator}
     return checkpoints.write(folder, writers, state, overwrite=overwrite)
+
+
+def save_for_sampler(
+    trained: Trained, tokenizer: "PreTrainedTokenizerBase", folder: Path, facts: Mapping[str, Any]
+) -> int:
+    """Write the weights alone, in the form that PEFT, or transformers and SGLang, load.
+
+    What had the name before is replaced.
+
+    Args:
+        trained: the model.
+        tokenizer: goes beside full weights, so that the folder can be served as it is.
+        folder: where to.
+        facts: what else goes into ``state.json``.
+
+    Returns:
+        Bytes of the weights.
+    """
+    writers = weight_writers(trained)
+    if trained.spec is None:
+        with tempfile.TemporaryDirectory() as scratch:
+            tokenizer.save_pretrained(scratch)
+            for path in Path(scratch).iterdir():
+                writers[path.name] = functools.partial(_write_bytes, content=path.read_bytes())
+    checkpoints.write(folder, writers, _state(trained, facts), overwrite=True)
+    file = MODEL_FILE if trained.spec is None else ADAPTER_FILE
+    return (folder / file).stat().st_size
+
+
+def load_version(base: PreTrainedModel, folder: Path, state: Mapping[str, Any]) -> WeightsVersion:
+    """A checkpoint's weights as an immutable version.
+
+    Args:
+        base: the base model that the checkpoint is of.
+        folder: the checkpoint, verified.
+        state: its ``state.json``.
+
+    Raises:
+        CheckpointError: ``checkpoint.tensor_mismatch``.
+    """
+    spec = lora_spec(state)
+    number, model_id = int(state["version"]), str(state["model_id"])
+    if spec is None:
+        model = clone(base)
+        expected = dict(model.named_parameters())
+        tensors = load_file(folder / MODEL_FILE)
+        _compare(expected, tensors, folder.name)
+        with torch.no_grad():
+            for name, parameter in expected.items():
+                parameter.copy_(tensors[name])
+        return WeightsVersion(model_id, number, full=model)
+    expected = adapters.parameters(adapters.inject(base, spec, torch.Generator()))
+    tensors = load_file(folder / ADAPTER_FILE)
+    _compare(expected, tensors, folder.name)
+    placed = {name: t.to(base.device) for name, t in tensors.items()}
+    return WeightsVersion(model_id, number, placed, spec.alpha / spec.rank)
 
 
 def weight_writers(trained: Trained) -> dict[str, Writer]:
     """Functions that write the weights' files: PEFT's for an adapter, Hugging Face's otherwise."""
     tensors = _portable(trained.weights())
     if trained.spec is None:
-        config = trained.model.config.to_json_string(use_diff=False)
+        architecture = {"architectures": [type(trained.model).__name__]}
+        values = trained.model.config.to_dict() | architecture
+        config = json.dumps(values, indent=1, sort_keys=True, default=str)
         return {
             MODEL_FILE: lambda path: save_file(tensors, path, metadata={"format": "pt"}),
             MODEL_CONFIG: lambda path: path.write_text(config, encoding="utf-8"),
@@ -115,7 +172,13 @@ def check_fit(trained: Trained, tensors: Mapping[str, torch.Tensor], name: str) 
         CheckpointError: ``checkpoint.tensor_mismatch`` with every tensor that is missing, extra or
             of another shape.
     """
-    expected = {key: tuple(value.shape) for key, value in trained.weights().items()}
+    _compare(trained.weights(), tensors, name)
+
+
+def _compare(
+    model: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], name: str
+) -> None:
+    expected = {key: tuple(value.shape) for key, value in model.items()}
     found = {key: tuple(value.shape) for key, value in tensors.items()}
     odd = sorted(
         key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key)
@@ -140,6 +203,20 @@ def lora_spec(state: Mapping[str, Any]) -> LoraRunSpec | None:
     return LoraRunSpec(**fields)
 
 
+def _state(trained: Trained, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``state.json`` says of any checkpoint."""
+    return {
+        **facts,
+        "dtype": str(trained.base.dtype).removeprefix("torch."),
+        "kind": "full" if trained.spec is None else "lora",
+        "model_id": trained.model_id,
+        "lora": None if trained.spec is None else asdict(trained.spec),
+        "steps": trained.steps,
+        "version": trained.version,
+        "created": time.time(),
+    }
+
+
 def _adapter_config(trained: Trained, spec: LoraRunSpec) -> dict[str, Any]:
     """What PEFT needs to load the adapter; short names where they mean the same layers."""
     layers = sorted(adapters.lora_layers(trained.model))
@@ -157,6 +234,10 @@ def _adapter_config(trained: Trained, spec: LoraRunSpec) -> dict[str, Any]:
         "bias": "none",
         "inference_mode": True,
     }
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
 
 
 def _portable(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
