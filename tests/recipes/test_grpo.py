@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from tests.recipes.fakes import BASE, SAMPLER, FakeClient, sequence, trainer_logprob
+from xorl_lab import losses
 from xorl_lab.errors import ConfigError, DataError
 from xorl_lab.recipes.evaluate import evaluate
 from xorl_lab.recipes.grpo import GrpoSettings, grpo
@@ -324,10 +325,6 @@ def test_evaluate_counts_failures_as_not_solved():
         ({"temperature": -1}, "temperature is -1: pass a number >= 0 (0 = greedy)"),
         ({"learning_rate": float("nan")}, "learning_rate is nan: pass a number > 0"),
         ({"advantage": "gae"}, "advantage is 'gae': choose from group, leave_one_out, mean"),
-        (
-            {"loss_fn": "cross_entropy"},
-            "loss_fn is 'cross_entropy': choose from importance_sampling, policy_loss",
-        ),
         ({"kl_coef": -1}, "kl_coef is -1: pass a number >= 0 (0 = no penalty)"),
         (
             {"loss_fn_params": {"kl_coef": 0.1}},
@@ -363,6 +360,24 @@ def test_wrong_arguments(changes, message):
 def test_loss_parameters_are_checked_at_once():
     with pytest.raises(ConfigError, match="eps_clipp"):
         grpo(FakeClient(by_index), ROWS, right, **SETTINGS, loss_fn_params={"eps_clipp": 0.1})
+
+
+def test_a_loss_without_advantages_is_refused():
+    with pytest.raises(ConfigError, match=r"loss_fn is 'cross_entropy': choose from .*policy_loss"):
+        grpo(FakeClient(by_index), ROWS, right, **SETTINGS, loss_fn="cross_entropy")
+
+
+def _with_advantages():
+    return [n for n in losses.names() if "advantages" in losses.get(n).required]
+
+
+@pytest.mark.parametrize("loss_fn", _with_advantages())
+def test_every_loss_with_advantages_can_be_chosen(loss_fn):
+    client = FakeClient(by_index)
+    run(client, loss_fn=loss_fn)
+    (call,) = client.named("forward_backward")
+    assert call.loss_fn == loss_fn
+    losses.check_params(loss_fn, call.params)
 
 
 def test_a_missing_setting_is_named():

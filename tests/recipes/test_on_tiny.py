@@ -1,5 +1,7 @@
 """The recipes on the model ``tiny``, with nothing in place of the engine."""
 
+import string
+
 import pytest
 
 from xorl_lab.client import ServiceClient
@@ -9,7 +11,11 @@ from xorl_lab.recipes.grpo import grpo
 from xorl_lab.recipes.sft import render, sft
 from xorl_lab.types import ModelInput, SamplingParams
 
-PROMPTS = [{"prompt": f"{a}+{b}=", "wanted": "ab"} for a in range(3) for b in range(3)]
+PROMPTS = [
+    {"prompt": f"{a}+{b}=", "wanted": string.ascii_lowercase + string.digits}
+    for a in range(3)
+    for b in range(3)
+]
 
 
 def share(completion, wanted):
@@ -78,7 +84,7 @@ def test_a_strong_penalty_keeps_the_model_near_its_base(tmp_path):
     for coefficient in (0.0, 5.0):
         service = ServiceClient(home=tmp_path, device="cpu")
         client = service.create_lora_training_client("tiny", 8, alpha=16.0, seed=0)
-        records = run(client, steps=12, kl_coef=coefficient, report_base_kl=True)
+        records = run(client, steps=8, kl_coef=coefficient, report_base_kl=True)
         ends.append(records[-1].metrics["kl_base"])
     assert ends[1] < 0.5 * ends[0]
 

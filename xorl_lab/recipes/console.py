@@ -13,6 +13,7 @@ from rich.text import Text
 
 from xorl_lab.recipes.evaluate import Evaluation
 from xorl_lab.recipes.outcome import Outcome
+from xorl_lab.recipes.tables import common_start, number
 from xorl_lab.types import StepRecord
 
 EXAMPLES = 6
@@ -91,14 +92,17 @@ def show_end(
 ) -> None:
     """Show completions side by side, the numbers, and where the files are."""
     table = Table("prompt", "before", "after", title="Held-out prompts, greedy")
-    for old, new in list(zip(before.groups, after.groups, strict=True))[:EXAMPLES]:
-        cells = (old.prompt[-PROMPT:].splitlines()[-1], old.rollouts[0].text, new.rollouts[0].text)
+    pairs = list(zip(before.groups, after.groups, strict=True))
+    start = common_start([old.prompt for old, _ in pairs])
+    for old, new in pairs[:EXAMPLES]:
+        prompt = " ".join(old.prompt[len(start) :].split())[-PROMPT:]
+        cells = (prompt, old.rollouts[0].text, new.rollouts[0].text)
         table.add_row(*(Text(cell) for cell in cells))
     console.print(table)
     paths = [f"{name + ':':<19}{path}" for name, path in files.items()]
     for line in (
-        f"held-out accuracy: {result.accuracy_before:.2f} -> {result.accuracy_after:.2f}",
-        f"mean reward:       {result.reward_first:.2f} -> {result.reward_last:.2f} "
+        f"held-out accuracy: {number(result.accuracy_before)} -> {number(result.accuracy_after)}",
+        f"mean reward:       {number(result.reward_first)} -> {number(result.reward_last)} "
         "(first and last 5 steps)",
         f"training took {result.seconds:.0f} s for {result.steps} steps",
         *paths,

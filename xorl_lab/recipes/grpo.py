@@ -21,7 +21,7 @@ from xorl_lab.recipes.order import derive_seed, endless
 from xorl_lab.recipes.prompts import Prompt, check_lengths, columns, encode_prompts
 from xorl_lab.recipes.rewards import RewardFunction, Scorer, require_some_reward
 from xorl_lab.recipes.settings import build, check_choice, check_integer
-from xorl_lab.types import AdamParams, ForwardBackwardOutput, Group, SamplingParams, StepRecord
+from xorl_lab.types import AdamParams, ForwardBackwardOutput, SamplingParams, StepRecord
 
 if TYPE_CHECKING:
     from xorl_lab.client import TrainingClient
@@ -57,7 +57,7 @@ class GrpoSettings:
     advantage: str = "group"
     """``group``: (r - mean) / std, ``mean``: r - mean, ``leave_one_out``: r - mean of others."""
     loss_fn: str = "policy_loss"
-    """``policy_loss`` (clipped) or ``importance_sampling``."""
+    """``policy_loss`` (clipped), or any other loss that reads advantages."""
     loss_fn_params: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the loss, such as ``eps_clip`` or ``use_tis``."""
     kl_coef: float = 0.0
@@ -118,9 +118,16 @@ class GrpoSettings:
 
     def loss(self) -> dict[str, Any]:
         """The loss's share of the settings.  The temperature makes ratios start at 1."""
-        params: dict[str, Any] = {"logprob_temperature": self.temperature, "compute_kl_stats": True}
-        params |= {"kl_coef": self.kl_coef, "kl_type": self.kl_type}
+        params: dict[str, Any] = {"logprob_temperature": self.temperature}
+        if "compute_kl_stats" in losses.get(self.loss_fn).params:
+            params["compute_kl_stats"] = True
+        if self.kl_coef != 0:
+            params |= {"kl_coef": self.kl_coef, "kl_type": self.kl_type}
         return params | dict(self.loss_fn_params)
+
+    def needs(self, name: str) -> bool:
+        """True if the loss, as it is set, reads this per-token input."""
+        return name in losses.required_inputs(self.loss_fn, self.loss())
 
 
 def grpo(
@@ -190,10 +197,10 @@ def _steps(
         ]
         require_some_reward(groups)
         metrics = rollouts.reward_metrics(groups)
-        warnings = _warnings(groups, settings)
+        warnings = rollouts.warnings(groups, settings.max_tokens)
         clock.lap("score")
 
-        if metrics["groups_without_signal"] < len(groups) or settings.kl_coef > 0:
+        if metrics["groups_without_signal"] < len(groups) or settings.needs("ref_logprobs"):
             metrics |= _train(client, rollouts.trainable(groups), settings, warnings)
             clock.lap("train")
             sampler = client.save_weights_and_get_sampling_client()
@@ -227,15 +234,16 @@ def _train(
     drawn = [s.rollout.logprobs for s in samples]
     extras: list[dict[str, Sequence[float]]] = [{} for _ in samples]
     metrics: dict[str, float] = {}
-    if settings.kl_coef > 0 or settings.report_base_kl:
+    penalty = settings.needs("ref_logprobs")
+    if penalty or settings.report_base_kl:
         data = [rollouts.datum(s, {}) for s in samples]
         temperature = {"logprob_temperature": settings.temperature}
         base = client.forward_base(data, loss_fn_params=temperature).result()
         reference = rollouts.completion_logprobs(base, samples)
         metrics |= rollouts.gap("kl_base", drawn, reference)
-        if settings.kl_coef > 0:
+        if penalty:
             extras = [{"ref_logprobs": r} for r in reference]
-    if tis := bool(params.get("use_tis")):
+    if tis := settings.needs("rollout_logprobs"):
         extras = [
             {**e, "rollout_logprobs": s.rollout.logprobs}
             for e, s in zip(extras, samples, strict=True)
@@ -268,26 +276,6 @@ def _last_step(
 
 def _new(output: ForwardBackwardOutput, known: Sequence[str]) -> list[str]:
     return [str(w) for w in output.info.get("warnings", ()) if str(w) not in known]
-
-
-def _warnings(groups: Sequence[Group], settings: GrpoSettings) -> list[str]:
-    """What the person should know about the completions of this step."""
-    drawn = [r for g in groups for r in g.rollouts]
-    failed = [r for r in drawn if r.error is not None]
-    found: list[str] = []
-    if failed:
-        found.append(
-            f"{len(failed)} of {len(drawn)} rewards failed and were left out of the training; "
-            f"the first: {failed[0].error}"
-        )
-    if all(r.stop_reason == "length" for r in drawn):
-        found.append(
-            f"every completion was cut off at max_tokens={settings.max_tokens}: raise it, or "
-            "check stop"
-        )
-    if settings.group_size == 1:
-        found.append("group_size is 1, so every advantage is 0: use at least 2")
-    return found
 
 
 def _with_advantages() -> list[str]:

@@ -206,3 +206,27 @@ def over_updates(seen: Sequence[Mapping[str, float]]) -> dict[str, float]:
         for name in seen[-1]
         if name not in _ALIASES
     }
+
+
+def warnings(groups: Sequence[Group], max_tokens: int) -> list[str]:
+    """Sentences about the completions of a step that the person at the screen should read.
+
+    Args:
+        groups: the scored groups.
+        max_tokens: longest completion, in tokens.
+    """
+    drawn = [r for g in groups for r in g.rollouts]
+    failed = [r for r in drawn if r.error is not None]
+    found: list[str] = []
+    if failed:
+        found.append(
+            f"{len(failed)} of {len(drawn)} rewards failed and were left out of the training; "
+            f"the first: {failed[0].error}"
+        )
+    if all(r.stop_reason == "length" for r in drawn):
+        found.append(
+            f"every completion was cut off at max_tokens={max_tokens}: raise it, or check stop"
+        )
+    if all(len(g.rollouts) == 1 for g in groups):
+        found.append("group_size is 1, so every advantage is 0: use at least 2")
+    return found
