@@ -43,7 +43,10 @@ def check_update(
     """Assert that what an update did to the trainer it did to the sampler."""
     mean = float(np.abs(trainer_change).mean())
     correlation = float(np.corrcoef(trainer_change, sampler_change)[0, 1])
-    show(what, f"mean change {mean:.3f} nats, correlation {correlation:.3f}")
+    # Not asserted: what is smaller than half a unit in the last place of a bfloat16 weight is lost
+    # when it is added to one, so the sampler sees less of a small update than the trainer.
+    share = float(np.polyfit(trainer_change, sampler_change, 1)[0])
+    show(what, f"mean change {mean:.3f} nats, correlation {correlation:.3f}, share {share:.2f}")
     assert mean > CHANGE, "the update is too small to be seen through the rounding"
     assert correlation >= CORRELATION
     return mean, correlation
@@ -127,21 +130,33 @@ def test_trainer_and_sampler_both_in_bfloat16(bfloat16, kind):
     assert gap.mean <= MEAN_LIMIT
 
 
+SMOL = "SmolLM2-135M-Instruct"
+SENTENCES = [
+    "To be, or not to be, that is the question",
+    "The weather in Paris is often mild and rainy in spring",
+    "All that glitters is not gold, as the old proverb says",
+    "Water boils at 100 degrees Celsius at sea level pressure",
+]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_pretrained_adapter_beside_a_float32_trainer(service, bfloat16):
-    model = "SmolLM2-135M-Instruct"
-    trainer = service.create_lora_training_client(model, rank=8, model_id="half-smol", seed=1)
-    text = trainer.get_tokenizer().encode("To be, or not to be, that is the question")
-    before = bfloat16.create_sampling_client(base_model=model)
-    old = trained(trainer, [text]), given(before, [text])
+    trainer = service.create_lora_training_client(SMOL, rank=8, model_id="half-smol", seed=1)
+    texts = [trainer.get_tokenizer().encode(s) for s in SENTENCES]
+    before = bfloat16.create_sampling_client(base_model=SMOL)
+    old = trained(trainer, texts), given(before, texts)
     gap = Gap.between(*old)
-    show(f"{model}, base, bf16 sampler, fp32 trainer", gap)
+    show(f"{SMOL}, base, bf16 sampler, fp32 trainer", gap)
     assert gap.mean <= MEAN_LIMIT
-    learn(trainer, [text], steps=5, rate=1e-4)
-    after = counterpart(bfloat16, trainer, "half-smol-1").save_weights_and_get_sampling_client()
-    new = trained(trainer, [text]), given(after, [text])
-    gap = Gap.between(*new)
-    show(f"{model}, adapter after 5 updates, bf16 sampler, fp32 trainer", gap)
-    assert gap.mean <= MEAN_LIMIT
-    check_update(new[0] - old[0], new[1] - old[1], f"{model}, adapter")
+    learn(trainer, texts, steps=5, rate=1e-4)
+    half = counterpart(bfloat16, trainer, "half-smol-1")
+    after = half.save_weights_and_get_sampling_client()
+    new = trained(trainer, texts), given(after, texts)
+    check_update(new[0] - old[0], new[1] - old[1], f"{SMOL}, adapter, fp32 trainer, bf16 sampler")
+    prompts = [trainer.get_tokenizer().encode(p) for p in ("Once upon a time", "The answer is")]
+    samples = sample(after, prompts, temperature=1.0, max_tokens=12)
+    for kind, client in (("fp32", trainer), ("bf16", half)):
+        gap = Gap.between(trained_logprobs(client, samples), samples.logprobs)
+        show(f"{SMOL}, adapter after 5 updates, bf16 sampler, {kind} trainer", gap)
+        assert gap.mean <= MEAN_LIMIT
