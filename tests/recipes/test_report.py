@@ -136,11 +136,13 @@ def test_supervised_steps_have_no_reward():
     assert "Completions while training" not in page
 
 
-def test_warnings_are_listed_with_their_step():
+def test_warnings_are_listed_once_with_their_steps():
     records = [record(1), StepRecord(2, {}, warnings=["all <b>equal</b>"])]
-    assert "<li>step 2: all &lt;b&gt;equal&lt;/b&gt;</li>" in render_html(
-        full_report(records=records)
-    )
+    page = render_html(full_report(records=records))
+    assert "<li>step 2: all &lt;b&gt;equal&lt;/b&gt;</li>" in page
+    often = [StepRecord(i, {}, warnings=["equal"]) for i in range(1, 13)]
+    page = render_html(full_report(records=often))
+    assert "<li>steps 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 2 others: equal</li>" in page
 
 
 def test_figure_draws_what_was_measured():

@@ -52,6 +52,7 @@ def train(
         TextColumn("{task.description}"),
         console=console,
     )
+    warned: set[str] = set()  # each is shown once; the report says at which steps
     try:
         with bar:
             shown = bar.add_task("", total=count)
@@ -59,7 +60,8 @@ def train(
                 records.append(record)
                 console.print(_line(record), soft_wrap=True)
                 bar.update(shown, advance=1)
-                for warning in record.warnings:
+                for warning in [w for w in record.warnings if w not in warned]:
+                    warned.add(warning)
                     console.print(Text(f"      {warning}", style="yellow"), soft_wrap=True)
                 if stop.is_set():
                     return

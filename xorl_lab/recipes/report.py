@@ -12,6 +12,9 @@ from xorl_lab.recipes.outcome import outcome
 from xorl_lab.recipes.tables import ROWS, cell, completions_table, escape, number, table
 from xorl_lab.types import StepRecord
 
+NAMED = 10
+"""Steps that are named beside one warning."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
@@ -110,12 +113,23 @@ def _training(records: Sequence[StepRecord]) -> str:
 
 
 def _warnings(records: Sequence[StepRecord]) -> str:
-    found = [f"step {r.step}: {w}" for r in records for w in r.warnings]
+    found: dict[str, list[int]] = {}
+    for record in records:
+        for warning in record.warnings:
+            found.setdefault(warning, []).append(record.step)
     if not found:
         return ""
-    items = "".join(f"<li>{escape(w)}</li>" for w in found[:ROWS])
+    items = "".join(f"<li>{_steps(s)}: {escape(w)}</li>" for w, s in list(found.items())[:ROWS])
     more = f"<p>and {len(found) - ROWS} more</p>" if len(found) > ROWS else ""
     return f"<h2>Warnings</h2><ul>{items}</ul>{more}"
+
+
+def _steps(steps: Sequence[int]) -> str:
+    """Where a warning came up."""
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    named = ", ".join(map(str, steps[:NAMED]))
+    return f"steps {named}" + (f" and {len(steps) - NAMED} others" if len(steps) > NAMED else "")
 
 
 _STYLE = """
