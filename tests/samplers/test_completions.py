@@ -325,7 +325,7 @@ def test_sampling_does_not_use_the_trainers_logprob_function(base, trainer, monk
         raise AssertionError("the sampler asked the trainer")
 
     monkeypatch.setattr(trainer_logprobs, "token_logprobs", broken)
-    monkeypatch.setattr("xorl_lab.engine.trainer.token_logprobs", broken)
+    monkeypatch.setattr("xorl_lab.engine.selection.token_logprobs", broken)
     with pytest.raises(AssertionError, match="asked the trainer"):
         trainer.forward([datum([1, 2, 3])]).result()
     update_free = trainer.save_weights_and_get_sampling_client()

@@ -10,22 +10,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from xorl_lab import losses
 from xorl_lab.engine import adapters
 from xorl_lab.engine.batches import Batch
-from xorl_lab.engine.logprobs import (
-    gather_positions,
-    head_of,
-    run_packed,
-    token_entropies,
-    token_logprobs,
-)
+from xorl_lab.engine.custom import check_custom, custom_output, per_datum
+from xorl_lab.engine.logprobs import head_of, token_entropies
 from xorl_lab.engine.optimizer import Optimizer
 from xorl_lab.engine.packing import MAX_ROW, PackedRow, pack
+from xorl_lab.engine.selection import RowResult, Selected, collect, select
 from xorl_lab.engine.sharing import clone, tensor_bytes
 from xorl_lab.engine.versions import WeightsVersion
 from xorl_lab.errors import EngineError
@@ -33,9 +28,7 @@ from xorl_lab.types import (
     AdamParams,
     ForwardBackwardOutput,
     LoraRunSpec,
-    LossFnOutput,
     OptimStepResponse,
-    TensorData,
 )
 
 COPY_BUDGET = 16 * 2**30
@@ -52,16 +45,8 @@ class _Window:
     grads: Grads = field(default_factory=dict)
     valid_tokens: int = 0
     calls: int = 0
-
-
-@dataclass
-class _RowResult:
-    """Per-token values of one packed row: where they belong, and what they are."""
-
-    datum: torch.Tensor
-    position: torch.Tensor
-    weights: torch.Tensor
-    terms: dict[str, torch.Tensor]
+    custom: bool = False
+    """True if the gradients are those of custom losses, which are not divided."""
 
 
 class Trained:
@@ -111,12 +96,12 @@ class Trained:
             adapters_off: use the base model in place of the trained one.
         """
         model = self.base if adapters_off else self.model
-        results: list[_RowResult] = []
+        results: list[RowResult] = []
         with torch.no_grad():
             for row in _packed(batch, share=True):
                 tick()
                 results.append(_evaluate(model, batch, row, loss_fn, params)[1])
-        return _collect(batch, loss_fn, params, results)
+        return collect(batch, loss_fn, params, results)
 
     def forward_backward(
         self,
@@ -140,27 +125,61 @@ class Trained:
         Raises:
             EngineError: the loss or its gradient is not finite; the window is as it was.
         """
+        self._check_window(custom=False)
         grads: Grads = {}
-        results: list[_RowResult] = []
-        dropout = self.spec is not None and self.spec.dropout > 0
-        draws = self.generator if dropout else None
+        results: list[RowResult] = []
+        draws = self._draws
         with adapters.dropout(self.model, self.generator):
-            for row in _packed(batch, share=not dropout):
+            for row in _packed(batch, share=draws is None):
                 tick()
                 loss, result = _evaluate(self.model, batch, row, loss_fn, params, draws)
                 _add(grads, self._gradient(loss))
                 results.append(result)
-            if not all(bool(torch.isfinite(g).all()) for g in grads.values()):
-                raise EngineError(
-                    f"the gradient of {loss_fn} is not finite, so it was not accumulated: look for "
-                    "extreme ratios and advantages in this batch, or lower the learning rate"
-                )
-            output = _collect(batch, loss_fn, params, results)
+            _check_finite(grads, loss_fn)
+            output = collect(batch, loss_fn, params, results)
             commit()
-        _add(self.window.grads, grads)
-        self.window.valid_tokens += batch.valid_tokens
-        self.window.calls += 1
+        self._accumulate(grads, batch, custom=False)
         return output
+
+    def forward_backward_custom(
+        self,
+        batch: Batch,
+        loss: Callable[[list[torch.Tensor]], object],
+        tick: Tick,
+        commit: Tick,
+    ) -> ForwardBackwardOutput:
+        """Evaluate a loss of the caller's own and add its gradient to the window, undivided.
+
+        All rows are held in one graph, so that the loss may compare them, and one backward pass
+        goes through the model.
+
+        Args:
+            batch: aligned data.
+            loss: gets one (T,) tensor of logprobs per datum, with gradient, 0.0 where nothing is
+                trained; returns (scalar tensor, dict of metrics).
+            tick: called before each micro-batch; what it raises ends the call.
+            commit: called last before the window changes; what it raises ends the call.
+
+        Raises:
+            EngineError: the window holds gradients of a built-in loss, or the loss or its gradient
+                is not finite; the window is as it was.
+            DataError: the loss returned something else.
+        """
+        self._check_window(custom=True)
+        draws = self._draws
+        with adapters.dropout(self.model, self.generator):
+            selected: list[Selected] = []
+            for row in _packed(batch, share=draws is None):
+                tick()
+                selected.append(select(self.model, batch, row, 1.0, draws))
+            logprobs = per_datum(batch, selected)
+            with torch.enable_grad():
+                value, metrics = check_custom(loss(logprobs))
+            grads = self._gradient(value) if value.requires_grad else {}
+            _check_finite(grads, "the custom loss")
+            commit()
+        self._accumulate(grads, batch, custom=True)
+        return custom_output(float(value.detach()), logprobs, metrics, batch)
 
     def optim_step(self, adam: AdamParams) -> OptimStepResponse:
         """Divide the window by its trained tokens, update the weights, and empty it.
@@ -178,7 +197,8 @@ class Trained:
         metrics = {"learning_rate": adam.learning_rate, "valid_tokens": float(window.valid_tokens)}
         if window.valid_tokens:
             self._release_latest()
-            metrics |= self.optimizer.step(window.grads, window.valid_tokens, adam)
+            divisor = 1 if window.custom else window.valid_tokens
+            metrics |= self.optimizer.step(window.grads, divisor, adam)
             self.steps += 1
             self.version += 1
         else:
@@ -221,6 +241,26 @@ class Trained:
         self.optimizer.reset()
         self.drop_window()
 
+    @property
+    def _draws(self) -> torch.Generator | None:
+        """Where dropout is drawn from, if there is any."""
+        return self.generator if self.spec is not None and self.spec.dropout > 0 else None
+
+    def _check_window(self, *, custom: bool) -> None:
+        if self.window.calls and self.window.custom != custom:
+            kinds = ("a custom loss", "a built-in loss")
+            new, old = kinds if custom else reversed(kinds)
+            raise EngineError(
+                f"{new} cannot be accumulated onto {old}, since only the built-in ones are divided "
+                "by the trained tokens: call optim_step between them"
+            )
+
+    def _accumulate(self, grads: Grads, batch: Batch, *, custom: bool) -> None:
+        _add(self.window.grads, grads)
+        self.window.valid_tokens += batch.valid_tokens
+        self.window.calls += 1
+        self.window.custom = custom
+
     def _gradient(self, loss: torch.Tensor) -> Grads:
         names = list(self.parameters)
         values = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
@@ -256,88 +296,31 @@ def _evaluate(
     loss_fn: str,
     params: Mapping[str, Any],
     draws: torch.Generator | None = None,
-) -> tuple[torch.Tensor, _RowResult]:
+) -> tuple[torch.Tensor, RowResult]:
     """Loss of one packed row: the sum with gradient, and the values of each trained token."""
-    rows = [batch.rows[i] for i in packed.members]
-    trained = [torch.from_numpy(row.trained) for row in rows]
     temperature = float(params["logprob_temperature"])
-    hidden = gather_positions(run_packed(model, packed), packed, trained)
-    targets = torch.from_numpy(np.concatenate([row.targets[row.trained] for row in rows]))
-    head = head_of(model)
-    selected = token_logprobs(
-        hidden, head, targets.to(hidden.device), temperature=temperature, draws=draws
-    )
-    # Losses are evaluated on the CPU's (B, T) view: a few thousand numbers.
-    selected = selected.cpu()
-    member = torch.cat([torch.full_like(t, i) for i, t in enumerate(trained)])
-    position = torch.cat(trained)
-    shape = (len(rows), int(position.max()) + 1)
-    where = (member, position)
-    logprobs = selected.new_zeros(shape).index_put(where, selected)
-    names = ["weights", *(n for n in rows[0].extras if all(n in row.extras for row in rows))]
-    inputs: dict[str, torch.Tensor] = {}
-    for name in names:
-        values = [row.weights if name == "weights" else row.extras[name] for row in rows]
-        picked = np.concatenate([v[row.trained] for v, row in zip(values, rows, strict=True)])
-        inputs[name] = selected.new_zeros(shape).index_put(
-            where, torch.from_numpy(picked).to(selected)
-        )
-    output = losses.evaluate(loss_fn, logprobs, inputs, params)
+    selected = select(model, batch, packed, temperature, draws)
+    output = losses.evaluate(loss_fn, selected.grid(selected.logprobs), selected.inputs(), params)
     value = float(output.loss.detach())
     if not math.isfinite(value):
         raise EngineError(
             f"{loss_fn} is {value}, so its gradient was not accumulated: look for "
             "extreme ratios and advantages in this batch, or lower the learning rate"
         )
-    terms = {name: term[where] for name, term in output.terms.items()}
-    terms["logprobs"] = selected.detach()
+    terms = {name: term[selected.where] for name, term in output.terms.items()}
     if params["return_terms"]:
-        terms["entropy"] = token_entropies(hidden, head, temperature=temperature).cpu()
-    datum = torch.tensor([row.datum for row in rows])[member]
-    return output.loss, _RowResult(datum, position, inputs["weights"][where], terms)
+        terms["entropy"] = token_entropies(
+            selected.hidden, head_of(model), temperature=temperature
+        ).cpu()
+    return output.loss, selected.result(terms)
 
 
-def _collect(
-    batch: Batch, loss_fn: str, params: Mapping[str, Any], results: list[_RowResult]
-) -> ForwardBackwardOutput:
-    """Put the rows' values back in the order of the data, and compute the metrics of the call."""
-    name = losses.get(loss_fn).name
-    terms = {"elementwise_loss": torch.zeros(0)}
-    weights = torch.zeros(0)
-    per_datum: list[dict[str, np.ndarray[Any, Any]]] = [{} for _ in batch.lengths]
-    if results:
-        terms = {k: torch.cat([r.terms[k] for r in results]) for k in results[0].terms}
-        weights = torch.cat([r.weights for r in results])
-        datum = torch.cat([r.datum for r in results]).numpy()
-        position = torch.cat([r.position for r in results]).numpy()
-        # Back in the order of the data, so that no sum depends on how the rows were packed.
-        order = np.lexsort((position, datum))
-        index = torch.from_numpy(order)
-        terms = {k: v[index] for k, v in terms.items()}
-        weights, datum, position = weights[index], datum[order], position[order]
-        for i, length in enumerate(batch.lengths):
-            mine = slice(*np.searchsorted(datum, [i, i + 1]).tolist())
-            for key, values in terms.items():
-                column = np.zeros(length, dtype=np.float32)
-                column[position[mine]] = values.numpy()[mine]
-                per_datum[i][key] = column
-    wanted = ("logprobs", "elementwise_loss")
-    outputs: list[LossFnOutput] = []
-    for length, columns in zip(batch.lengths, per_datum, strict=True):
-        empty = np.zeros(length, dtype=np.float32)
-        further = {k: TensorData.from_numpy(v) for k, v in columns.items() if k not in wanted}
-        elementwise = columns.get("elementwise_loss", empty)
-        outputs.append(
-            LossFnOutput(
-                float(elementwise.sum(dtype=np.float64)),
-                TensorData.from_numpy(columns.get("logprobs", empty)),
-                TensorData.from_numpy(elementwise),
-                further if params["return_terms"] else {},
-            )
+def _check_finite(grads: Grads, loss: str) -> None:
+    if not all(bool(torch.isfinite(g).all()) for g in grads.values()):
+        raise EngineError(
+            f"the gradient of {loss} is not finite, so it was not accumulated: look for "
+            "extreme ratios and advantages in this batch, or lower the learning rate"
         )
-    metrics = losses.summarize(name, terms, weights, params)
-    metrics["rows_without_signal"] = float(batch.rows_without_signal)
-    return ForwardBackwardOutput(outputs, metrics, name)
 
 
 def _add(total: Grads, more: Grads) -> None:
