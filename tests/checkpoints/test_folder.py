@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.support import exactly
 from xorl_lab.checkpoints import folder
 from xorl_lab.errors import CheckpointError
 
 FILES = ("a.bin", "b.bin")
+
+
+def exactly(message: str) -> str:
+    """A pattern that this message alone matches.  (The killed processes must not load torch.)"""
+    return f"^{re.escape(message)}$"
 
 
 def write(target: Path, content: bytes, *, overwrite: bool = False) -> int:

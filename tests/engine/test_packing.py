@@ -1,5 +1,5 @@
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xorl_lab.engine.packing import pack
@@ -11,6 +11,7 @@ def content(rows) -> list[tuple[list[int], list[int], list[int]]]:
     return [(r.tokens.tolist(), r.positions.tolist(), r.parents.tolist()) for r in rows]
 
 
+@settings(max_examples=40)
 @given(FEW_TOKENS, st.integers(1, 30), st.booleans())
 def test_every_sequence_is_in_one_row_token_by_token(sequences, max_row, share):
     found: list[int] = []
@@ -22,6 +23,7 @@ def test_every_sequence_is_in_one_row_token_by_token(sequences, max_row, share):
     assert sorted(found) == list(range(len(sequences)))
 
 
+@settings(max_examples=40)
 @given(FEW_TOKENS, st.integers(1, 30), st.booleans())
 def test_a_node_sees_its_own_past_and_nothing_else(sequences, max_row, share):
     for row in pack(sequences, max_row=max_row, share=share):
@@ -31,12 +33,14 @@ def test_a_node_sees_its_own_past_and_nothing_else(sequences, max_row, share):
                 assert np.flatnonzero(mask[node]).tolist() == sorted(slots[: depth + 1].tolist())
 
 
+@settings(max_examples=40)
 @given(FEW_TOKENS, st.integers(1, 30), st.booleans())
 def test_rows_are_no_longer_than_allowed_unless_one_sequence_is(sequences, max_row, share):
     for row in pack(sequences, max_row=max_row, share=share):
         assert len(row.tokens) <= max_row or len(row.members) == 1
 
 
+@settings(max_examples=40)
 @given(FEW_TOKENS, st.integers(1, 30), st.booleans(), st.randoms(use_true_random=False))
 def test_rows_do_not_depend_on_the_order_of_the_sequences(sequences, max_row, share, random):
     shuffled = random.sample(sequences, len(sequences))
@@ -45,12 +49,14 @@ def test_rows_do_not_depend_on_the_order_of_the_sequences(sequences, max_row, sh
     )
 
 
+@settings(max_examples=40)
 @given(FEW_TOKENS)
 def test_each_distinct_prefix_is_computed_once(sequences):
     prefixes = {tuple(s[: i + 1]) for s in sequences for i in range(len(s))}
     assert sum(len(row.tokens) for row in pack(sequences)) == len(prefixes)
 
 
+@settings(max_examples=40)
 @given(FEW_TOKENS)
 def test_without_sharing_every_token_has_a_node_of_its_own(sequences):
     rows = pack(sequences, share=False)
