@@ -58,9 +58,7 @@ class Process:
         self.errors: list[str] = []
         self._readers = [
             threading.Thread(target=self._read, daemon=True),
-            threading.Thread(
-                target=lambda: self.errors.extend(self.process.stderr), daemon=True
-            ),
+            threading.Thread(target=lambda: self.errors.extend(self.process.stderr), daemon=True),
         ]
         for reader in self._readers:
             reader.start()

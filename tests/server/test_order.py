@@ -148,7 +148,7 @@ BAD = [
     {"data": [datum((1, 2), labels=["a", "b"])]},
     {"data": [datum()], "loss_fn": "nonsense"},
     {"data": [datum()], "loss_fn": "causallm_loss", "loss_fn_params": {"nonsense": 1}},
-    {"data": [datum((1, 2), weights=[float("nan"), 1.0])]},
+    {"data": [datum((1, 2), weights=[1.0, float("nan")])]},
     7,
     None,
 ]

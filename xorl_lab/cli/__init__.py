@@ -63,6 +63,22 @@ def demo(context: typer.Context) -> None:
     inner(args=context.args, prog_name="xorl-lab demo")
 
 
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    }
+)
+def serve(context: typer.Context) -> None:
+    """Serve a model to clients over HTTP (--help: its options)."""
+    from xorl_lab.cli.serve import serve_command  # noqa: PLC0415 (it imports torch)
+
+    inner = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    inner.command()(serve_command)
+    inner(args=context.args, prog_name="xorl-lab serve")
+
+
 def main() -> None:
     """Run the command line: an error of xorl_lab is one line on stderr and exit status 1."""
     try:
