@@ -1,5 +1,6 @@
 import asyncio
 import threading
+import weakref
 
 import pytest
 
@@ -107,6 +108,21 @@ def test_cancel_asks_the_worker():
     assert not future.observed
     assert future.cancel() is True
     assert future.observed
+
+
+@pytest.mark.parametrize("end", [lambda f: f.set_result(1), lambda f: f.set_exception(OSError())])
+def test_a_future_that_has_ended_does_not_keep_what_the_call_worked_on(end):
+    class Work:
+        def give_up(self) -> bool:
+            return True
+
+    work = Work()
+    future: APIFuture[int] = APIFuture(work.give_up)
+    seen = weakref.ref(work)
+    end(future)
+    del work
+    assert seen() is None
+    assert future.cancel() is False
 
 
 def test_cancelled_is_told_from_failed():

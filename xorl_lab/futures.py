@@ -39,6 +39,7 @@ class APIFuture(Generic[T]):
             on_cancel: asks the worker to give the work up.  Returns True if it will.
         """
         self._inner: _futures.Future[T] = _futures.Future()
+        # Dropped at the end of the call, and with it what the call worked on.
         self._on_cancel = on_cancel
         self.observed = False
         """True once the caller has seen how the call ended: result, error or cancel."""
@@ -58,6 +59,7 @@ class APIFuture(Generic[T]):
             self._inner.set_result(value)
         except _futures.InvalidStateError:
             return False
+        self._on_cancel = None
         return True
 
     def set_exception(self, error: BaseException) -> bool:
@@ -66,6 +68,7 @@ class APIFuture(Generic[T]):
             self._inner.set_exception(error)
         except _futures.InvalidStateError:
             return False
+        self._on_cancel = None
         return True
 
     # The caller's side.
@@ -109,9 +112,10 @@ class APIFuture(Generic[T]):
             True if it was or will be: waiting then raises :class:`~xorl_lab.errors.CancelledError`.
             False if the call has already ended.
         """
-        if self.done():
+        on_cancel = self._on_cancel
+        if self.done() or on_cancel is None:
             return False
-        accepted = self._on_cancel is not None and self._on_cancel()
+        accepted = on_cancel()
         if accepted:
             self.observed = True
         return accepted

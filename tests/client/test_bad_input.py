@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-import xorl_lab as xl
 from tests.engine.support import ADAM, exactly, labelled, rollouts, supervised, works
 from xorl_lab import losses
 from xorl_lab.errors import CheckpointError, ConfigError, DataError, EngineError, ShapeError
@@ -273,14 +272,6 @@ def test_clients_of_other_names_are_not_replaced(service, client):
     other = service.create_lora_training_client("tiny", rank=2, model_id="other")
     assert works(client)
     assert works(other)
-
-
-def test_a_server_is_not_offered_yet(monkeypatch):
-    with pytest.raises(ConfigError, match=r"^base_url is 'http://x', but this version"):
-        xl.ServiceClient("http://x")
-    monkeypatch.setenv("XORL_BASE_URL", "http://y")
-    with pytest.raises(ConfigError, match=r"^base_url is 'http://y'"):
-        xl.ServiceClient()
 
 
 def test_inputs_may_be_tensors_and_arrays(client):
