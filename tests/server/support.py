@@ -18,7 +18,7 @@ class Api:
     def post(self, path: str, /, **body):
         return self.http.post(path, json=body)
 
-    def ask(self, path: str, /, **body) -> Any:
+    def ask(self, path: str, /, **body):
         """A direct request that has to succeed."""
         response = self.post(path, **body)
         assert response.status_code == 200, response.text
