@@ -5,6 +5,7 @@ import torch
 
 import xorl_lab as xl
 from tests.parity.check import check_parity, learn
+from xorl_lab.engine.adapters import MergedCopy
 from xorl_lab.samplers import embedded
 from xorl_lab.samplers.cache import RowCache
 from xorl_lab.samplers.embedded import EmbeddedSampler
@@ -91,13 +92,14 @@ def test_a_sampler_that_ignores_the_adapter(trainer, monkeypatch):
         check_parity(trainer, trainer.save_weights_and_get_sampling_client(), PROMPTS)
 
 
-def test_an_adapter_of_half_its_strength(trainer):
-    sampler = trainer.save_weights_and_get_sampling_client()
-    version = sampler._version
-    weaker = type(version)(version.model_id, version.number, version.adapter, version.scale / 2)
-    sampler = xl.SamplingClient(sampler._engine, sampler._sampler, weaker)
+def test_an_adapter_of_half_its_strength(trainer, monkeypatch):
+    real = MergedCopy.load
+    monkeypatch.setattr(MergedCopy, "load", lambda self, t, scale: real(self, t, scale / 2))
+    # A version of its own, or the merged copy that is there already would be used.
+    learn(trainer, [list(b"to be or not to be")], steps=1, rate=1e-3)
     with pytest.raises(AssertionError, match=DISAGREE):
-        check_parity(trainer, sampler, PROMPTS)
+        check_parity(trainer, trainer.save_weights_and_get_sampling_client(), PROMPTS)
+    learn(trainer, [list(b"to be or not to be")], steps=1, rate=1e-3)
 
 
 def test_logprobs_that_ignore_the_temperature(trainer, monkeypatch):

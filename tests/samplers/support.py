@@ -7,6 +7,8 @@ from contextlib import contextmanager
 import pytest
 
 import xorl_lab as xl
+from xorl_lab.engine import engine as engines
+from xorl_lab.engine.engine import Engine
 from xorl_lab.engine.scheduler import Ticket
 from xorl_lab.samplers import embedded, rows
 
@@ -40,10 +42,21 @@ def update(client: xl.TrainingClient, steps: int = 1, rate: float = 1e-2) -> Non
         client.optim_step(xl.AdamParams(learning_rate=rate)).result()
 
 
+def engine_of(client: xl.SamplingClient | xl.TrainingClient) -> Engine:
+    """The engine behind a client of these tests: asking for it again gives the same one."""
+    return engines.get(client.base_model, "cpu", "float32")
+
+
+def sampler_of(client: xl.SamplingClient) -> embedded.EmbeddedSampler:
+    """The sampler on the engine of a client."""
+    attached = engine_of(client).scheduler._backgrounds
+    return next(b for b in attached if isinstance(b, embedded.EmbeddedSampler))
+
+
 @contextmanager
 def held(client: xl.SamplingClient | xl.TrainingClient) -> Iterator[None]:
     """Keep the worker thread busy, so that what is submitted meanwhile is waiting all at once."""
-    engine = client._engine if isinstance(client, xl.SamplingClient) else client._session.engine
+    engine = engine_of(client)
     entered, leave = threading.Event(), threading.Event()
 
     def wait(_: Ticket) -> None:

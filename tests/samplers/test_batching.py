@@ -4,7 +4,7 @@ import threading
 
 import xorl_lab as xl
 from tests.closeness import assert_close
-from tests.samplers.support import PATIENCE, Counter, held, ids, params, sequences
+from tests.samplers.support import PATIENCE, Counter, engine_of, held, ids, params, sequences
 from xorl_lab.samplers import embedded
 from xorl_lab.samplers.cache import GRAIN
 
@@ -266,7 +266,7 @@ def test_one_long_prompt_does_not_blow_up_the_cache(base, counter: Counter, monk
 
 def base_bytes(client: xl.SamplingClient) -> int:
     """Bytes of the keys and values of one position."""
-    config = client._engine.base.config
+    config = engine_of(client).base.config
     return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
 
 

@@ -1,5 +1,7 @@
 """What a completion consists of: tokens, logprobs, text, and the reason why it ended."""
 
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,8 +9,7 @@ from hypothesis import strategies as st
 
 import xorl_lab as xl
 from tests.closeness import assert_close
-from tests.samplers.support import Counter, datum, ids, params, sequences
-from xorl_lab.engine import logprobs as trainer_logprobs
+from tests.samplers.support import Counter, datum, engine_of, ids, params, sequences
 from xorl_lab.engine.logprobs import run_packed
 from xorl_lab.engine.packing import pack
 
@@ -18,7 +19,7 @@ PROMPT = tuple(b"once upon")
 
 def all_logprobs(client: xl.SamplingClient, tokens: list[int], temperature: float) -> torch.Tensor:
     """(N, V) log-probabilities after each of N tokens, by the model's own full pass."""
-    model = client._engine.base
+    model = engine_of(client).base
     with torch.no_grad():
         hidden = run_packed(model, pack([tokens])[0])
         logits = model.get_output_embeddings()(hidden).double()
@@ -324,12 +325,13 @@ def test_sampling_does_not_use_the_trainers_logprob_function(base, trainer, monk
     def broken(*_: object, **__: object) -> None:
         raise AssertionError("the sampler asked the trainer")
 
-    monkeypatch.setattr(trainer_logprobs, "token_logprobs", broken)
-    monkeypatch.setattr("xorl_lab.engine.selection.token_logprobs", broken)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("xorl_lab.") and "token_logprobs" in vars(module):
+            monkeypatch.setattr(module, "token_logprobs", broken)
     with pytest.raises(AssertionError, match="asked the trainer"):
         trainer.forward([datum([1, 2, 3])]).result()
-    update_free = trainer.save_weights_and_get_sampling_client()
-    for client in (base, update_free):
+    adapted = trainer.save_weights_and_get_sampling_client()
+    for client in (base, adapted):
         response = client.sample(ids(*PROMPT), params(), 3, prompt_logprobs=True).result()
         assert all(len(s.logprobs) == len(s.tokens) > 0 for s in response.sequences)
         assert len(response.prompt_logprobs) == len(PROMPT)

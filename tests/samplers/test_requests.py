@@ -10,14 +10,15 @@ from tests.samplers.support import (
     Clock,
     Counter,
     datum,
+    engine_of,
     held,
     ids,
     params,
+    sampler_of,
     sequences,
     update,
 )
 from xorl_lab.engine import engine as engines
-from xorl_lab.engine import trainer as trainer_module
 from xorl_lab.errors import CancelledError, ConfigError, DataError, LabError, SamplerError
 from xorl_lab.samplers import embedded
 
@@ -89,18 +90,17 @@ class TestBatches:
         assert result.cancelled == [1]
 
     def test_a_timeout_is_seen_between_the_micro_batches_of_a_training_call(
-        self, base, trainer, clock: Clock, monkeypatch
+        self, base, trainer, clock: Clock
     ):
         data = [datum([(i * k) % 251 for i in range(400)]) for k in range(1, 9)]
-        real = trainer_module.run_packed
         seen: list[bool] = []
 
-        def watched(*args: object, **kwargs: object) -> object:
+        def watch(*_: object) -> None:
             seen.append(batch.done())
             clock.now += 100.0
-            return real(*args, **kwargs)
 
-        monkeypatch.setattr(trainer_module, "run_packed", watched)
+        trunk = trainer._session.trained.model.get_decoder()
+        trunk.register_forward_pre_hook(watch)
         with held(base):
             training = trainer.forward(data)
             batch = base.sample_batch([ids(65, 66)], LONG, timeout=50.0)
@@ -230,8 +230,8 @@ class TestCancelling:
             future.result(PATIENCE)
         assert works(base)
         with held(base):
-            assert not base._sampler._waiting
-            assert not base._sampler._lanes
+            assert not sampler_of(base)._waiting
+            assert not sampler_of(base)._lanes
 
 
 class TestFailures:
@@ -250,7 +250,7 @@ class TestFailures:
         update(trainer)
         adapted = trainer.save_weights_and_get_sampling_client()
         expected = base.sample(ids(*PROMPT), params(max_tokens=30), 2).result()
-        engine = base._engine
+        engine = engine_of(base)
         self.fail_on(monkeypatch, name, lambda model: model is not engine.base)
         with held(base):
             futures = [adapted.sample(ids(*PROMPT, i), params()) for i in range(3)]
@@ -289,7 +289,9 @@ class TestFailures:
 
     def test_sampling_after_the_engine_was_closed_fails_at_once(self, tmp_path, monkeypatch):
         monkeypatch.setattr(engines, "_engines", {})
-        client = xl.ServiceClient(home=tmp_path).create_sampling_client(base_model="tiny")
+        client = xl.ServiceClient(
+            home=tmp_path, device="cpu", dtype="float32"
+        ).create_sampling_client(base_model="tiny")
         assert works(client)
         engines.close_all()
         with pytest.raises(LabError, match="the engine was closed"):
@@ -297,10 +299,12 @@ class TestFailures:
 
     def test_closing_the_engine_ends_what_is_under_way(self, tmp_path, monkeypatch):
         monkeypatch.setattr(engines, "_engines", {})
-        client = xl.ServiceClient(home=tmp_path).create_sampling_client(base_model="tiny")
+        client = xl.ServiceClient(
+            home=tmp_path, device="cpu", dtype="float32"
+        ).create_sampling_client(base_model="tiny")
         with held(client):
             future = client.sample(ids(*PROMPT), params(max_tokens=400), 50)
-            client._engine.scheduler._closing = LabError("the engine was closed")
+            engine_of(client).scheduler._closing = LabError("the engine was closed")
         with pytest.raises(LabError, match="the engine was closed"):
             future.result(PATIENCE)
 
@@ -353,10 +357,10 @@ class TestVersions:
         assert alone[0] != alone[1]
 
     def test_sampling_does_not_touch_the_base_model(self, base, trainer):
-        before = {n: p.clone() for n, p in base._engine.base.state_dict().items()}
+        before = {n: p.clone() for n, p in engine_of(base).base.state_dict().items()}
         update(trainer, 2, rate=3e-2)
         works(trainer.save_weights_and_get_sampling_client())
-        after = base._engine.base.state_dict()
+        after = engine_of(base).base.state_dict()
         assert all(bool((before[n] == after[n]).all()) for n in before)
 
 
