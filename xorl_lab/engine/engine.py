@@ -37,7 +37,9 @@ def get(name: str, device: str = "auto", dtype: str = "auto") -> Engine:
     key = (name, place, models.resolve_dtype(dtype, place))
     with _lock:
         if key not in _engines:
-            _engines[key] = Engine(models.load(*key))
+            # The model outlives the caller's modes: an inference tensor could never be trained on.
+            with torch.inference_mode(mode=False), torch.device("cpu"):
+                _engines[key] = Engine(models.load(*key))
         return _engines[key]
 
 

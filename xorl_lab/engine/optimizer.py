@@ -83,7 +83,8 @@ class Optimizer:
             return tensors
         for name, master in self._masters.items():
             for key, value in self._adamw.state[master].items():
-                tensors[f"{key}.{name}"] = value
+                # torch types the step count by the user's default dtype.
+                tensors[f"{key}.{name}"] = value.float() if key == "step" else value
             if master is not self.parameters[name]:
                 tensors[f"master.{name}"] = master.detach()
         return tensors
