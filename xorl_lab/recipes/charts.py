@@ -16,6 +16,8 @@ from xorl_lab.types import StepRecord
 PANELS = ("reward", "kl", "loss", "time")
 """What :func:`figure` can draw, in this order."""
 
+_TEXT = "#7d8590"
+"""Can be read on a white page and on a dark one."""
 # Okabe and Ito's colours, told apart by nearly everyone; every line has a dash of its own too.
 _BLUE, _ORANGE, _GREEN, _PINK, _SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9"
 _LINES: Mapping[str, Sequence[tuple[str, str, str, str]]] = {
@@ -79,11 +81,15 @@ def figure(records: Sequence[StepRecord], panels: Sequence[str] = PANELS) -> go.
         hovermode="x unified",
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": "system-ui, sans-serif"},
+        showlegend=True,
+        font={"family": "system-ui, sans-serif", "color": _TEXT},
+        hoverlabel={"bgcolor": "#f6f8fa", "font": {"color": "#1d2129"}},
         margin={"l": 50, "r": 20, "t": 40, "b": 70},
     )
     fig.update_xaxes(zeroline=False, gridcolor="rgba(128,128,128,.25)")
-    fig.update_yaxes(gridcolor="rgba(128,128,128,.25)", zerolinecolor="rgba(128,128,128,.4)")
+    fig.update_yaxes(
+        rangemode="tozero", gridcolor="rgba(128,128,128,.25)", zerolinecolor="rgba(128,128,128,.4)"
+    )
     return fig
 
 

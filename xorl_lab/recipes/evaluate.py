@@ -71,7 +71,7 @@ def evaluate(
     scorer = Scorer(reward, columns(encoded))
     greedy = SamplingParams(max_tokens=max_tokens, temperature=0.0, stop=stop)
     weights = sampler or client.save_weights_and_get_sampling_client()
-    version = weights.version
+    version = rollouts.version_of(weights, client)
     responses = rollouts.sample(weights, encoded, [greedy] * len(encoded), num_samples=1)
     return Evaluation(
         [

@@ -190,7 +190,7 @@ def _steps(
         clock.lap("sample")
 
         advantage = ADVANTAGES[settings.advantage]
-        version = sampler.version
+        version = rollouts.version_of(sampler, client)
         groups = [
             rollouts.score(prompt, response, version, scorer, advantage)
             for prompt, response in zip(batch, responses, strict=True)

@@ -155,6 +155,7 @@ pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; max-width: 30re
 _SCRIPT = """
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const paint = () => Plotly.relayout("chart", {"font.color": dark.matches ? "#e4e7ec" : "#1d2129",
+  "hoverlabel.font.color": dark.matches ? "#e4e7ec" : "#1d2129",
   "hoverlabel.bgcolor": dark.matches ? "#262a32" : "#fff"});
 dark.addEventListener("change", paint);
 paint();

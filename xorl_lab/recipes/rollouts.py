@@ -19,7 +19,7 @@ from xorl_lab.types import (
 )
 
 if TYPE_CHECKING:
-    from xorl_lab.client import SamplingClient
+    from xorl_lab.client import SamplingClient, TrainingClient
 
 _ALIASES = frozenset({"loss_sum", "loss_mean", "token_count"})
 Advantage = Callable[[Sequence[float | None]], list[float]]
@@ -64,6 +64,16 @@ def sample(
         for future in futures:
             future.cancel()
         raise
+
+
+def version_of(sampler: "SamplingClient", client: "TrainingClient") -> int:
+    """Number of the weights that a sampler draws from; the client's where the sampler cannot say.
+
+    Args:
+        sampler: made by ``client`` from its present weights.
+        client: the model.
+    """
+    return client.version if sampler.version is None else sampler.version
 
 
 def score(

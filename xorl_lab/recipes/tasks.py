@@ -104,7 +104,7 @@ def addition(digits: int = 1, seed: int = 0) -> Task:
             "learning_rate": 5e-4,
             "prompts_per_step": 8,
             "group_size": 8,
-            "steps": 25,
+            "steps": 30,
         },
     )
 
