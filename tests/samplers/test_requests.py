@@ -415,21 +415,15 @@ class TestBadInput:
             ({"max_tokens": True}, "max_tokens is True: pass an integer >= 1"),
             ({"stop": ""}, "stop is '': pass a non-empty string or a list of them"),
             ({"stop": ["a", ""]}, "stop is ['a', '']: pass a non-empty string or a list of them"),
-            pytest.param(
-                {"stop": 5},
-                "stop is 5: pass a non-empty string or a list of them",
-                marks=pytest.mark.xfail(raises=TypeError, reason="raises a bare TypeError"),
-            ),
+            ({"stop": 5}, "stop is 5: pass a non-empty string or a list of them"),
             ({"stop": [5]}, "stop is [5]: pass a non-empty string or a list of them"),
-            pytest.param(
+            (
                 {"stop_token_ids": 5},
-                "stop_token_ids is 5: pass a list of token ids",
-                marks=pytest.mark.xfail(reason="stop_token_ids is not looked at"),
+                "stop_token_ids is 5: pass a list of token ids, integers >= 0",
             ),
-            pytest.param(
+            (
                 {"stop_token_ids": ["a"]},
-                "stop_token_ids is ['a']: pass a list of token ids",
-                marks=pytest.mark.xfail(reason="stop_token_ids is not looked at"),
+                "stop_token_ids is ['a']: pass a list of token ids, integers >= 0",
             ),
             ({"seed": 1.5}, "seed is 1.5: pass an integer or None"),
             (
@@ -474,13 +468,15 @@ class TestBadInput:
             base.sample(ids(*PROMPT), params(), timeout=timeout)
         assert str(caught.value) == f"timeout is {timeout!r}: pass seconds >= 0, or None"
 
-    @pytest.mark.xfail(reason="a text is taken for a list of one-letter prompts")
     @pytest.mark.parametrize("prompts", ["once upon", xl.ModelInput.from_ints([1, 2])])
     def test_one_prompt_where_a_list_of_prompts_belongs(self, base, prompts):
         with pytest.raises(DataError) as caught:
             base.sample_batch(prompts, params())
         kind = type(prompts).__name__
-        assert str(caught.value) == f"prompts is a {kind}: pass a list of prompts"
+        assert str(caught.value) == (
+            f"prompts is a {kind}: pass a list of prompts, each text or "
+            "ModelInput.from_ints(token_ids)"
+        )
 
     def test_a_bad_setting_of_a_batch_is_an_error_of_the_call(self, base):
         with pytest.raises(ConfigError, match="num_samples is 0"):

@@ -8,7 +8,7 @@ from typing import Any
 from xorl_lab.checkpoints.folder import STATE, discard, glance
 from xorl_lab.checkpoints.names import KINDS, Address
 from xorl_lab.errors import CheckpointError
-from xorl_lab.types.checkpoints import Checkpoint
+from xorl_lab.types.checkpoints import Checkpoint, DeleteCheckpointResponse, TrainingRun
 
 TYPES = {"weights": "training", "sampler_weights": "sampler"}
 
@@ -41,6 +41,46 @@ def delete(root: Path, address: Address) -> None:
         CheckpointError: ``checkpoint.not_found``.
     """
     discard(address.folder(root))
+
+
+def try_delete(root: Path, model_id: str, which: str) -> DeleteCheckpointResponse:
+    """Delete a checkpoint, given by URI or by ``KIND/NAME``; failing is an answer, not an error.
+
+    Raises:
+        CheckpointError: ``which`` is not of that form.
+    """
+    address = Address.parse(which if which.startswith("xorl://") else f"xorl://{model_id}/{which}")
+    try:
+        delete(root, address)
+    except CheckpointError as error:
+        return DeleteCheckpointResponse(False, None, str(error))
+    return DeleteCheckpointResponse(True, address.uri)
+
+
+def runs(root: Path) -> list[TrainingRun]:
+    """The models of which there are checkpoints, in order of model id."""
+    found: dict[str, dict[str, Checkpoint]] = {}
+    for checkpoint in listing(root):
+        model_id = Address.parse(checkpoint.path).model_id
+        found.setdefault(model_id, {})[checkpoint.checkpoint_type] = checkpoint
+    result: list[TrainingRun] = []
+    for model_id, newest in sorted(found.items()):
+        last = max(newest.values(), key=lambda c: c.time)
+        state = glance(Address.parse(last.path).folder(root))
+        lora = state.get("lora")
+        result.append(
+            TrainingRun(
+                model_id,
+                str(state.get("base_model", "")),
+                "local",
+                lora is not None,
+                last.time,
+                lora_rank=None if lora is None else int(lora["rank"]),
+                last_checkpoint=newest.get("training"),
+                last_sampler_checkpoint=newest.get("sampler"),
+            )
+        )
+    return result
 
 
 def sweep(root: Path, now: float | None = None) -> list[str]:

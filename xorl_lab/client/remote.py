@@ -1,45 +1,182 @@
-"""A model that a training server holds: the calls of a training client, over the xorl protocol."""
+"""A training server: the calls of the clients, over the xorl protocol."""
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Never, TypeVar
 
-from xorl_lab.checkpoints.names import check_name
+from xorl_lab.checkpoints import Address, check_name
+from xorl_lab.checkpoints.names import check_model_id
+from xorl_lab.client.answers import (
+    checkpoints_response,
+    endpoint_response,
+    endpoints_response,
+    forward_output,
+    made,
+    metrics_of,
+    runs_response,
+)
+from xorl_lab.client.remote_sampling import RemoteSource
 from xorl_lab.client.transport import PREFIX, Sequence, Transport
-from xorl_lab.errors import ConfigError, DataError
+from xorl_lab.errors import ConfigError, DataError, EngineError
 from xorl_lab.futures import APIFuture
 from xorl_lab.types import (
     AdamParams,
     Datum,
     ForwardBackwardOutput,
-    LossFnOutput,
+    LoraRunSpec,
     OptimStepResponse,
     SaveWeightsResponse,
-    TensorData,
 )
-from xorl_lab.types.checkpoints import SaveWeightsForSamplerResponse
+from xorl_lab.types.checkpoints import (
+    CheckpointsListResponse,
+    DeleteCheckpointResponse,
+    InferenceEndpointResponse,
+    KillSessionResponse,
+    ListInferenceEndpointsResponse,
+    SaveWeightsForSamplerResponse,
+    SyncWeightsResponse,
+    TrainingRunsResponse,
+    UnloadModelResponse,
+    WeightsInfoResponse,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_XORL_SUFFIXES = (":mean", ":min", ":max", ":sum")
+ANONYMOUS_SECONDS = 6 * 3600
+"""Life of weights that are saved without a name."""
+UNLIMITED = 2**31 - 1
+"""Where a server does not tell its limits, its own checks have to do."""
+T = TypeVar("T")
+Params = Mapping[str, Any] | None
+
+
+class RemoteService:
+    """A training server: makes sessions, and looks after what it keeps.
+
+    Args:
+        base_url: e.g. ``http://localhost:6000``.
+        api_key: sent as a bearer token.
+        timeout: seconds that an answer may take.
+    """
+
+    def __init__(self, base_url: str, api_key: str | None, timeout: float) -> None:
+        self.transport = Transport(base_url, api_key, timeout)
+        self.base_url = self.transport.base_url
+        self._api_key = api_key
+        self._timeout = timeout
+
+    def create(self, base_model: str, model_id: str, spec: LoraRunSpec | None) -> "RemoteSession":
+        """Ask for a model by its name and shape.
+
+        Raises:
+            EngineError: the server refused; says why.
+        """
+        lora: dict[str, Any] = {"rank": 32}
+        if spec is not None:
+            lora = {k: v for k, v in asdict(spec).items() if v is not None}
+        body = {
+            "model_id": check_model_id(model_id),
+            "base_model": base_model,
+            "lora_config": lora,
+        }
+        self.transport.submit("create_model", body, _nothing).result()
+        return RemoteSession(self, model_id, base_model, spec)
+
+    def resume(
+        self, path: str, base_model: str | None, model_id: str, *, with_optimizer: bool
+    ) -> "RemoteSession":
+        """A model with a checkpoint's weights."""
+        info = self.weights_info(path).result()
+        spec = LoraRunSpec(rank=info.lora_rank or 32) if info.is_lora else None
+        session = self.create(base_model or info.base_model, model_id, spec)
+        session.load_state(path, with_optimizer=with_optimizer).result()
+        return session
+
+    def load_adapter(self, path: str) -> None:
+        """Have the server's sampler load saved weights.
+
+        Raises:
+            EngineError: it did not.
+        """
+        answer = self.transport.post(f"{PREFIX}/create_sampling_session", {"model_path": path})
+        if not answer.get("success", False):
+            raise EngineError(f"{path} was not loaded: {answer.get('message', answer)}")
+
+    def source(self, path: str) -> RemoteSource:
+        """Completions from weights that the server's sampler has loaded."""
+        return RemoteSource(self.base_url, path, self._api_key, self._timeout)
+
+    def list_checkpoints(self, model_id: str) -> APIFuture[CheckpointsListResponse]:
+        """The checkpoints of a model."""
+        return self.ask(f"{PREFIX}/list_checkpoints", {"model_id": model_id}, checkpoints_response)
+
+    def delete_checkpoint(self, model_id: str, which: str) -> APIFuture[DeleteCheckpointResponse]:
+        """Delete a checkpoint, given by URI or by ``KIND/NAME``."""
+        if which.startswith("xorl://"):
+            address = Address.parse(which)
+            model_id, which = address.model_id, f"{address.kind}/{address.name}"
+        body = {"model_id": model_id, "checkpoint_id": which}
+        return self.ask(f"{PREFIX}/delete_checkpoint", body, DeleteCheckpointResponse)
+
+    def weights_info(self, path: str) -> APIFuture[WeightsInfoResponse]:
+        """What a checkpoint is of."""
+        return self.ask(f"{PREFIX}/weights_info", {"xorl_path": path}, WeightsInfoResponse)
+
+    def training_runs(self) -> APIFuture[TrainingRunsResponse]:
+        """All models of the server."""
+        return self.ask(f"{PREFIX}/training_runs", None, runs_response)
+
+    def ask(
+        self, path: str, body: Mapping[str, Any] | None, make: Callable[..., T]
+    ) -> APIFuture[T]:
+        """A request that is answered at once; its fields make the answer.
+
+        Args:
+            path: whole path.
+            body: None asks by GET.
+            make: called with those fields of the answer that it knows.
+        """
+        answer = self.transport.get(path) if body is None else self.transport.post(path, body)
+        if not isinstance(answer, dict):
+            raise EngineError(f"{path} was answered with {answer!r:.80}: an object was expected")
+        return APIFuture.completed(made(make, answer))
 
 
 class RemoteSession:
     """One trained model on a server.
 
     Args:
-        transport: the server.
+        service: the server.
         model_id: its name there.
         base_model: name of the base model, which also names its tokenizer.
+        spec: shape of the adapter; None for full weights.
     """
 
-    def __init__(self, transport: Transport, model_id: str, base_model: str) -> None:
-        self.transport = transport
+    def __init__(
+        self, service: RemoteService, model_id: str, base_model: str, spec: LoraRunSpec | None
+    ) -> None:
+        self.service = service
         self.model_id = model_id
         self.base_model = base_model
+        self.spec = spec
+        self.version = 0
+        self.device = self.dtype = "remote"
         self._order = Sequence()
         self._tokenizer: PreTrainedTokenizerBase | None = None
+        self._info: dict[str, Any] | None = None
+
+    @property
+    def context_length(self) -> int:
+        """Longest sequence in tokens, as far as the server tells."""
+        return int(self._facts().get("context_length") or UNLIMITED)
+
+    @property
+    def vocab_size(self) -> int:
+        """V, as far as the server tells."""
+        return int(self._facts().get("vocab_size") or UNLIMITED)
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         """The base model's tokenizer, from this machine."""
@@ -48,6 +185,33 @@ class RemoteSession:
 
             self._tokenizer = tokenizer(self.base_model)
         return self._tokenizer
+
+    def health(self) -> dict[str, Any]:
+        """What the server says of itself."""
+        return dict(self.service.transport.get("/health"))
+
+    def forward_base(self, data: SequenceOf[Datum], params: Params) -> Never:
+        """Not over HTTP."""
+        raise ConfigError(
+            f"forward_base ({len(data)} datums, {params}) has no counterpart on a training server: "
+            "create a second LoRA client with a model_id of its own, never train it, and call "
+            "its forward"
+        )
+
+    def forward_backward_custom(self, data: SequenceOf[Datum], loss: object) -> Never:
+        """Not over HTTP."""
+        raise ConfigError(
+            f"forward_backward_custom ({len(data)} datums) runs {loss!r} beside the model, which a "
+            "training server does not do: leave base_url out to train in this process"
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        if self._info is None:
+            try:
+                self._info = dict(self.service.transport.get("/model_info"))
+            except EngineError:
+                self._info = {}  # xorl's own server has no such page
+        return self._info
 
     def forward(
         self, data: SequenceOf[Datum], loss_fn: str, params: Mapping[str, Any] | None
@@ -65,11 +229,13 @@ class RemoteSession:
 
     def optim_step(self, adam: AdamParams) -> APIFuture[OptimStepResponse]:
         """Queue an optimizer step."""
-        return self._submit(
-            "optim_step",
-            {"adam_params": adam.to_dict()},
-            lambda a: OptimStepResponse(metrics_of(a.get("metrics")), dict(a.get("info") or {})),
-        )
+
+        def parse(answer: Mapping[str, Any]) -> OptimStepResponse:
+            self.version += 1
+            info = dict(answer.get("info") or {})
+            return OptimStepResponse(metrics_of(answer.get("metrics")), info)
+
+        return self._submit("optim_step", {"adam_params": adam.to_dict()}, parse)
 
     def save_state(
         self, name: str | None, ttl_seconds: float | None, overwrite: bool
@@ -96,60 +262,75 @@ class RemoteSession:
             ),
         )
 
-    def load(self, path: str, *, with_optimizer: bool) -> APIFuture[dict[str, Any]]:
+    def load_state(self, path: str, *, with_optimizer: bool) -> APIFuture[dict[str, Any]]:
         """Queue the loading of a checkpoint."""
         body = {"path": path, "optimizer": with_optimizer}
-        return self._submit("load_weights", body, lambda _: {})
+        return self._submit("load_weights", body, _nothing)
 
-    def unload(self) -> APIFuture[dict[str, Any]]:
+    def list_checkpoints(self) -> APIFuture[CheckpointsListResponse]:
+        """The checkpoints of this model."""
+        return self.service.list_checkpoints(self.model_id)
+
+    def delete_checkpoint(self, which: str) -> APIFuture[DeleteCheckpointResponse]:
+        """Delete a checkpoint, given by URI or by ``KIND/NAME``."""
+        return self.service.delete_checkpoint(self.model_id, which)
+
+    def source(self, path: str) -> RemoteSource:
+        """Saved weights, to sample from where the server's own sampler is."""
+        self.service.load_adapter(path)
+        return self.service.source(path)
+
+    def current_source(self, name: str | None) -> RemoteSource:
+        """The present weights, saved for sampling; without a name for six hours."""
+        chosen = name or f"anonymous-{secrets.token_hex(6)}"
+        ttl = None if name else ANONYMOUS_SECONDS
+        return self.source(self.save_weights_for_sampler(chosen, ttl).result().path)
+
+    def unload(self) -> APIFuture[UnloadModelResponse]:
         """Queue the end of the model on the server."""
-        return self._submit("unload_model", {}, dict)
+        return self._submit("unload_model", {}, lambda _: UnloadModelResponse(self.model_id))
 
-    def call(self, path: str, body: Mapping[str, Any], *, root: bool = False) -> dict[str, Any]:
-        """A request that is answered at once."""
-        answer = self.transport.post(path if root else f"{PREFIX}/{path}", body)
-        if not isinstance(answer, dict):
-            raise DataError(f"{path} was answered with {answer!r:.80}: an object was expected")
-        return answer
+    def kill_session(self, save_checkpoint: bool) -> APIFuture[KillSessionResponse]:
+        """End the model on the server."""
+        body = {"model_id": self.model_id, "save_checkpoint": save_checkpoint}
+        return self.service.ask("/api/v1/kill_session", body, KillSessionResponse)
 
-    def _submit(self, path: str, body: Mapping[str, Any], parse: Any) -> APIFuture[Any]:  # noqa: ANN401
+    def add_inference_endpoint(
+        self, host: str, port: int, world_size: int
+    ) -> APIFuture[InferenceEndpointResponse]:
+        """Register a sampler."""
+        body = {"host": host, "port": port, "worker_port": port, "world_size": world_size}
+        return self.service.ask("/add_inference_endpoint", body, endpoint_response)
+
+    def sync_inference_weights(self, body: Mapping[str, Any]) -> APIFuture[SyncWeightsResponse]:
+        """Send the weights to all registered samplers."""
+        whole = {"model_id": self.model_id, **body}
+        return self.service.ask("/api/v1/sync_inference_weights", whole, SyncWeightsResponse)
+
+    def list_inference_endpoints(self) -> APIFuture[ListInferenceEndpointsResponse]:
+        """The registered samplers."""
+        return self.service.ask("/list_inference_endpoints", None, endpoints_response)
+
+    def remove_inference_endpoint(
+        self, host: str, port: int
+    ) -> APIFuture[InferenceEndpointResponse]:
+        """Forget a registered sampler."""
+        body = {"host": host, "port": port}
+        return self.service.ask("/remove_inference_endpoint", body, endpoint_response)
+
+    def _submit(
+        self, path: str, body: Mapping[str, Any], parse: Callable[[Any], T]
+    ) -> APIFuture[T]:
+        transport = self.service.transport
         return self._order.run(
-            lambda number: self.transport.submit(
+            lambda number: transport.submit(
                 path, {"model_id": self.model_id, "seq_id": number, **body}, parse
             )
         )
 
 
-def forward_output(answer: Mapping[str, Any]) -> ForwardBackwardOutput:
-    """The answer to ``forward`` and ``forward_backward`` from its JSON."""
-    outputs = [_loss_output(output) for output in answer.get("loss_fn_outputs") or ()]
-    return ForwardBackwardOutput(
-        outputs,
-        metrics_of(answer.get("metrics")),
-        str(answer.get("loss_fn_output_type") or ""),
-        dict(answer.get("info") or {}),
-    )
-
-
-def metrics_of(metrics: Mapping[str, Any] | None) -> dict[str, float]:
-    """Metrics by the names of the seeds; null, which stands for NaN, becomes NaN.
-
-    >>> metrics_of({"is_ratio_mean:mean": 1.0, "loss:mean": None})
-    {'ratio_mean': 1.0, 'loss:mean': nan}
-    """
-    return {
-        _plain(name): float("nan") if value is None else float(value)
-        for name, value in (metrics or {}).items()
-        if value is None or isinstance(value, int | float)
-    }
-
-
-def _plain(name: str) -> str:
-    """A live xorl server reports ``is_ratio_mean:mean`` for ``ratio_mean``."""
-    if not name.startswith("is_"):
-        return name
-    stem = name.removeprefix("is_")
-    return next((stem.removesuffix(s) for s in _XORL_SUFFIXES if stem.endswith(s)), stem)
+def _nothing(_: object) -> dict[str, Any]:
+    return {}
 
 
 def _loss_input(
@@ -172,23 +353,3 @@ def _loss_input(
     if any(e is not None for e in experts):
         result["routed_experts"] = experts
     return result
-
-
-def _loss_output(output: Mapping[str, Any]) -> LossFnOutput:
-    tensors = {
-        key: TensorData.from_dict({**value, "data": _numbers(value["data"])})
-        for key, value in output.items()
-        if isinstance(value, Mapping) and "data" in value
-    }
-    empty = TensorData([], "float32", [0])
-    loss = output.get("loss")
-    return LossFnOutput(
-        float("nan") if loss is None else float(loss),
-        tensors.pop("logprobs", empty),
-        tensors.pop("elementwise_loss", empty),
-        tensors,
-    )
-
-
-def _numbers(values: SequenceOf[float | None]) -> list[float]:
-    return [float("nan") if v is None else v for v in values]

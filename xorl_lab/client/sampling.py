@@ -2,14 +2,13 @@
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from xorl_lab.engine.engine import Engine
-from xorl_lab.engine.versions import WeightsVersion
+from xorl_lab.client.async_names import with_async
+from xorl_lab.client.remote_sampling import RemoteSource
 from xorl_lab.errors import CancelledError, ConfigError, DataError
 from xorl_lab.futures import APIFuture
-from xorl_lab.samplers.base import SampleRequest, check_prompt, check_request, draw_seed
-from xorl_lab.samplers.embedded import EmbeddedSampler
+from xorl_lab.samplers.base import SampleRequest, check_request, draw_seed
 from xorl_lab.samplers.rows import deadline_in
 from xorl_lab.types import BatchSampleResult, ModelInput, SampleResponse, SamplingParams
 
@@ -19,32 +18,84 @@ if TYPE_CHECKING:
 Prompt = ModelInput | str
 
 
-class SamplingClient:
-    """Draws completions.  Made by a service or training client."""
-
-    def __init__(self, engine: Engine, sampler: EmbeddedSampler, version: WeightsVersion) -> None:
-        self._engine = engine
-        self._sampler = sampler
-        self._version = version
-
-    @property
-    def version(self) -> int:
-        """Number of the weights that it samples from."""
-        return self._version.number
-
-    @property
-    def model_id(self) -> str:
-        """Name of the trained model; empty for the base model."""
-        return self._version.model_id
+class Source(Protocol):
+    """Where completions come from: a version in this process, or a server."""
 
     @property
     def base_model(self) -> str:
         """Name of the base model."""
-        return self._engine.loaded.name
+        ...
+
+    @property
+    def model_id(self) -> str:
+        """Name of the trained model; empty for the base model."""
+        ...
+
+    @property
+    def version(self) -> int | None:
+        """Number of the weights, if it is known and fixed."""
+        ...
+
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The base model's tokenizer."""
+        ...
+
+    def check(self, prompt: tuple[int, ...], max_tokens: int) -> None:
+        """Raise a DataError if the prompt cannot be sampled from."""
+        ...
+
+    def submit(self, request: SampleRequest) -> APIFuture[SampleResponse]:
+        """Queue a request."""
+        ...
+
+
+@with_async("sample", "sample_batch")
+class SamplingClient:
+    """Draws completions.
+
+    Made by a service or training client, or for a server that has a ``/generate``.
+
+    Args:
+        base_url: of that server, e.g. ``http://localhost:30000``.
+        model_path: URI of an adapter that the server has loaded; empty = what it serves.
+        api_key: sent as a bearer token.
+        timeout: seconds that an answer may take.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model_path: str = "",
+        api_key: str | None = None,
+        timeout: float = 1800.0,
+    ) -> None:
+        self._source: Source = RemoteSource(base_url, model_path, api_key, timeout)
+
+    @classmethod
+    def of(cls, source: Source) -> "SamplingClient":
+        """A client of a source that is there already."""
+        client = cls.__new__(cls)
+        client._source = source
+        return client
+
+    @property
+    def version(self) -> int | None:
+        """Number of the weights that it samples from; None if only the server knows."""
+        return self._source.version
+
+    @property
+    def model_id(self) -> str:
+        """Name of the trained model; empty for the base model."""
+        return self._source.model_id
+
+    @property
+    def base_model(self) -> str:
+        """Name of the base model."""
+        return self._source.base_model
 
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":
         """The base model's tokenizer."""
-        return self._engine.loaded.tokenizer
+        return self._source.tokenizer()
 
     def sample(  # noqa: PLR0913  (each is a feature of its own, and the first four are xorl's)
         self,
@@ -88,7 +139,7 @@ class SamplingClient:
             deadline_in(timeout),
             keep_partial=True,
         )
-        return self._sampler.submit(self._version, request)
+        return self._source.submit(request)
 
     def sample_batch(
         self,
@@ -112,9 +163,15 @@ class SamplingClient:
 
         Raises:
             ConfigError: a setting is out of range.
+            DataError: ``prompts`` is no list.
         """
         params = _params(sampling_params)
         check_request(num_samples, 0)
+        if isinstance(prompts, str | ModelInput) or not isinstance(prompts, Sequence):
+            raise DataError(
+                f"prompts is a {type(prompts).__name__}: pass a list of prompts, each text or "
+                "ModelInput.from_ints(token_ids)"
+            )
         deadline = deadline_in(timeout)
         seed = draw_seed(params)
         parts: list[APIFuture[SampleResponse]] = []
@@ -129,7 +186,7 @@ class SamplingClient:
             request = SampleRequest(
                 tokens, params, num_samples, seed, return_logprobs, deadline=deadline
             )
-            parts.append(self._sampler.submit(self._version, request))
+            parts.append(self._source.submit(request))
         return _gather(parts)
 
     def _tokens(self, prompt: Prompt, params: SamplingParams) -> tuple[int, ...]:
@@ -142,12 +199,12 @@ class SamplingClient:
                 f"the prompt is a {type(prompt).__name__}: pass text or "
                 "ModelInput.from_ints(token_ids)"
             )
-        loaded = self._engine.loaded
-        check_prompt(tokens, params.max_tokens, loaded.vocab_size, loaded.context_length)
+        self._source.check(tokens, params.max_tokens)
         return tokens
 
     def __repr__(self) -> str:
-        what = f"{self.model_id!r} version {self.version}" if self.model_id else "base"
+        named = "" if self.version is None else f" version {self.version}"
+        what = f"{self.model_id!r}{named}" if self.model_id else "base"
         return f"SamplingClient({self.base_model}, {what})"
 
 

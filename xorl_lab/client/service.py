@@ -2,36 +2,43 @@
 
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from xorl_lab import checkpoints
-from xorl_lab.checkpoints import Address
-from xorl_lab.client.local import LocalService, LocalSession
+from xorl_lab.client.async_names import with_async
+from xorl_lab.client.local import LocalService
+from xorl_lab.client.local_source import LocalSource
+from xorl_lab.client.remote import RemoteService
+from xorl_lab.client.rest import RestClient
 from xorl_lab.client.sampling import SamplingClient
 from xorl_lab.client.training import TrainingClient
-from xorl_lab.engine import saving
-from xorl_lab.errors import CheckpointError, ConfigError
+from xorl_lab.errors import ConfigError
 from xorl_lab.home import home as default_home
 from xorl_lab.types import LoraRunSpec
-
-DEFAULT_ALPHA = 32.0
-"""alpha of an adapter if none is given, whatever its rank (tinker's documented value)."""
+from xorl_lab.types.params import DEFAULT_ALPHA
 
 
+@with_async(
+    "create_training_client!",
+    "create_lora_training_client!",
+    "create_training_client_from_state!",
+    "create_training_client_from_state_with_optimizer!",
+    "create_sampling_client!",
+)
 class ServiceClient:
-    """Makes clients that train and sample in this process.
+    """Makes clients that train and sample, in this process or on a server.
 
     Args:
-        base_url: must be None for now: only in-process work is offered.
-        api_key: not used in-process.
-        timeout: not used in-process.
+        base_url: of a training server, ``xorl-lab serve`` or xorl's own; None =
+            ``$XORL_BASE_URL``, and without that this process does the work.
+        api_key: bearer token of that server; None = ``$XORL_API_KEY``.
+        timeout: seconds that an answer of that server may take.
         home: folder of checkpoints; None = ``$XORL_LAB_HOME`` or ``~/.xorl_lab``.
-        device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
-        dtype: ``auto``, ``float32`` or ``bfloat16``.
+        device: ``auto``, ``cpu``, ``cuda`` or ``mps``; in this process only.
+        dtype: ``auto``, ``float32`` or ``bfloat16``; in this process only.
 
     Raises:
-        ConfigError: a server was asked for.
+        ConfigError: the URL is none.
     """
 
     def __init__(
@@ -45,14 +52,14 @@ class ServiceClient:
         dtype: str = "auto",
     ) -> None:
         url = base_url or os.environ.get("XORL_BASE_URL")
-        if url:
-            raise ConfigError(
-                f"base_url is {url!r}, but this version works in-process only: leave base_url "
-                "out and unset XORL_BASE_URL"
-            )
         self.timeout = timeout
-        self.root = Path(home or default_home()).expanduser() / "checkpoints"
-        self._local = LocalService(self.root, device, dtype)
+        self.api_key = api_key or os.environ.get("XORL_API_KEY")
+        self._service: LocalService | RemoteService
+        if url:
+            self._service = RemoteService(url, self.api_key, timeout)
+        else:
+            root = Path(home or default_home()).expanduser() / "checkpoints"
+            self._service = LocalService(root, device, dtype)
 
     def create_training_client(self, base_model: str, model_id: str = "default") -> TrainingClient:
         """Train a copy of the full weights.
@@ -66,7 +73,7 @@ class ServiceClient:
             ConfigError: the model is unknown.
             CheckpointError: ``validation.invalid_model_id``.
         """
-        return self._create(base_model, model_id, None)
+        return TrainingClient(self._service.create(base_model, model_id, None))
 
     def create_lora_training_client(  # noqa: PLR0913  (the settings of both seeds)
         self,
@@ -111,7 +118,7 @@ class ServiceClient:
             train_unembed=train_unembed,
             target_modules=None if target_modules is None else tuple(target_modules),
         )
-        return self._create(base_model, model_id, spec)
+        return TrainingClient(self._service.create(base_model, model_id, spec))
 
     def create_training_client_from_state(
         self, checkpoint_path: str, base_model: str | None = None, *, model_id: str = "default"
@@ -144,39 +151,53 @@ class ServiceClient:
         """
         return self._resume(checkpoint_path, base_model, model_id, with_optimizer=True)
 
-    def create_sampling_client(self, *, base_model: str) -> SamplingClient:
-        """Sample from a base model as it is.
+    def create_sampling_client(
+        self,
+        base_url: str | None = None,
+        model_path: str | None = None,
+        *,
+        base_model: str | None = None,
+    ) -> SamplingClient:
+        """Sample from saved weights, from a base model as it is, or from a server.
+
+        Args:
+            base_url: of a server with a ``/generate``; None = this process draws, or the server
+                that this service speaks to.
+            model_path: what save_weights_for_sampler returned as its path.
+            base_model: sample from this model, untrained.  Give this or ``model_path``.
 
         Raises:
-            ConfigError: the model is unknown.
+            ConfigError: both or neither were given, or the model is unknown.
+            CheckpointError: the checkpoint is missing, damaged, or does not fit its base model.
         """
-        engine, sampler = self._local.open(base_model)
-        return SamplingClient(engine, sampler, engine.base_version)
+        if isinstance(self._service, RemoteService):
+            if model_path:
+                self._service.load_adapter(model_path)
+            base_url = base_url or self._service.base_url
+        if base_url is not None:
+            return SamplingClient(base_url, model_path or "", self.api_key, self.timeout)
+        if (model_path is None) == (base_model is None):
+            raise ConfigError(
+                f"model_path={model_path!r} and base_model={base_model!r}: pass one of the two"
+            )
+        assert isinstance(self._service, LocalService)
+        if model_path is not None:
+            engine, sampler, version = self._service.sampling_version(model_path)
+        else:
+            engine, sampler = self._service.open(str(base_model))
+            version = engine.base_version
+        return SamplingClient.of(LocalSource(engine, sampler, version))
 
-    def _create(
-        self,
-        base_model: str,
-        model_id: str,
-        spec: LoraRunSpec | None,
-        prepare: Callable[[LocalSession], object] = lambda _: None,
-    ) -> TrainingClient:
-        return TrainingClient(self._local.create(base_model, model_id, spec, prepare))
+    def create_rest_client(self, model_id: str = "default") -> RestClient:
+        """A client that looks after checkpoints and runs.
+
+        Args:
+            model_id: the model that it is about.
+        """
+        return RestClient(self._service, model_id)
 
     def _resume(
         self, path: str, base_model: str | None, model_id: str, *, with_optimizer: bool
     ) -> TrainingClient:
-        address = Address.parse(path)
-        state = checkpoints.read(address.folder(self.root))
-        saved = state["base_model"]
-        if base_model is not None and base_model != saved:
-            raise CheckpointError(
-                "validation.checkpoint_config_mismatch",
-                f"checkpoint {path} is of base model {saved!r}, but {base_model!r} was asked for: "
-                "leave base_model out",
-                {"base_model": {"checkpoint": saved, "requested": base_model}},
-            )
-
-        def load(session: LocalSession) -> None:
-            session.load(address, with_optimizer=with_optimizer).result()
-
-        return self._create(saved, model_id, saving.lora_spec(state), load)
+        session = self._service.resume(path, base_model, model_id, with_optimizer=with_optimizer)
+        return TrainingClient(session)

@@ -114,6 +114,10 @@ def align(
 
 
 def _align_one(index: int, datum: Datum, required: Sequence[str], loss_fn: str) -> TokenRow:
+    if datum.routed_experts is not None:
+        raise DataError(
+            f"data[{index}] has routed_experts, which this version cannot replay: leave them out"
+        )
     inputs = datum.loss_fn_inputs
     _check_names(index, inputs, required, loss_fn)
     tokens = _ids(index, "model_input", np.asarray(datum.model_input.tokens))

@@ -193,6 +193,48 @@ def _compare(
         )
 
 
+def check_base(state: Mapping[str, Any], base_model: str) -> None:
+    """Compare a checkpoint's base model with the one that is there.
+
+    Raises:
+        CheckpointError: ``validation.checkpoint_config_mismatch``.
+    """
+    if state["base_model"] != base_model:
+        raise _mismatch({"base_model": (state["base_model"], base_model)})
+
+
+def check_shape(folder: Path, base_model: str, spec: LoraRunSpec | None) -> None:
+    """Compare a checkpoint's base model and adapter with the ones that are there; not the seed.
+
+    Raises:
+        CheckpointError: ``validation.checkpoint_config_mismatch`` with all differences; or it is
+            missing.
+    """
+    state = checkpoints.glance(folder)
+    saved = lora_spec(state)
+    pairs: dict[str, tuple[object, object]] = {"base_model": (state["base_model"], base_model)}
+    if saved is None or spec is None:
+        pairs["kind"] = ("lora" if saved else "full", "lora" if spec else "full")
+    else:
+        names = ("rank", "alpha", "train_mlp", "train_attn", "train_unembed", "target_modules")
+        pairs |= {name: (getattr(saved, name), getattr(spec, name)) for name in names}
+    differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    if differing:
+        raise _mismatch(differing)
+
+
+def _mismatch(differing: Mapping[str, tuple[object, object]]) -> CheckpointError:
+    listed = ", ".join(
+        f"{n}: {saved!r} there, {here!r} here" for n, (saved, here) in differing.items()
+    )
+    return CheckpointError(
+        "validation.checkpoint_config_mismatch",
+        f"the checkpoint was saved from a model of another shape ({listed}): create the client "
+        "with the checkpoint's own settings",
+        {name: {"checkpoint": saved, "client": here} for name, (saved, here) in differing.items()},
+    )
+
+
 def lora_spec(state: Mapping[str, Any]) -> LoraRunSpec | None:
     """The adapter's shape as recorded in ``state.json``; None for full weights."""
     values = state["lora"]

@@ -20,6 +20,8 @@ from xorl_lab.types import SamplingParams
 
 BLOCK = 128
 """Tokens in a block of the two-level draw."""
+CANDIDATES = 1024
+"""Tokens among which top_p is looked for first."""
 _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
@@ -133,15 +135,28 @@ def _restrict(masses: torch.Tensor, params: Sequence[SamplingParams]) -> torch.T
         return masses
     masses = masses.clone()
     for i in rows:
-        values, ids = masses[i].sort(descending=True, stable=True)
-        keep = values.shape[0] if params[i].top_k < 1 else min(params[i].top_k, values.shape[0])
-        if params[i].top_p < 1:
-            # As in transformers: top_p is a share of what top_k has left.
-            running = values[:keep].double().cumsum(-1)
-            reached = torch.searchsorted(running, params[i].top_p * running[-1:], right=False)
-            keep = min(keep, int(reached) + 1)
-        masses[i, ids[keep:]] = 0.0
+        kept = _kept(masses[i], params[i])
+        masses[i] = torch.zeros_like(masses[i]).index_put((kept,), masses[i, kept])
     return masses
+
+
+def _kept(masses: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """The tokens that top_k and then top_p leave, of one row (V,), the most likely first."""
+    limit = min(params.top_k, len(masses)) if params.top_k > 0 else len(masses)
+    if params.top_k < 1:
+        # Most of the mass is nearly always in the first few: sorting them alone is far cheaper.
+        values, ids = masses.topk(min(CANDIDATES, limit))
+        goal = params.top_p * masses.sum(dtype=torch.float64)
+        reached = int(torch.searchsorted(values.double().cumsum(-1), goal))
+        if reached < len(ids):
+            return ids[: reached + 1]
+    values, ids = masses.topk(limit)
+    # As in transformers: top_p is a share of what top_k has left.
+    running = values.double().cumsum(-1)
+    reached = (
+        limit if params.top_p == 1 else int(torch.searchsorted(running, params.top_p * running[-1]))
+    )
+    return ids[: reached + 1]
 
 
 def _mix(word: int) -> int:

@@ -133,8 +133,11 @@ class Row:
             return None
         # A token is at least one byte, so this many tokens hold the longest stop string.
         window = max(len(s.encode()) for s in stops) + TAIL
-        tail = self.task.tokenizer.decode(self.tokens[-window:])
-        return next((s for s in stops if s in tail), None)
+        tail = self.tokens[-window:]
+        decode = self.task.tokenizer.decode
+        # Special tokens are not in the text, but their names may be asked for as stops.
+        texts = (decode(tail), decode(tail, skip_special_tokens=True))
+        return next((s for s in stops for text in texts if s in text), None)
 
     def _text(self) -> str:
         """The tokens decoded, without the stop token or what a stop string begins."""

@@ -108,10 +108,8 @@ class SamplingParams:
                 integer(self.top_k) and (self.top_k == -1 or self.top_k >= 1),
                 "an integer >= 1, or -1 for all",
             ),
-            "stop": (
-                self.stop is None or all(isinstance(s, str) and s for s in self.stop_strings),
-                "a non-empty string or a list of them",
-            ),
+            "stop": (self._stop_is_valid(), "a non-empty string or a list of them"),
+            "stop_token_ids": (self._ids_are_valid(), "a list of token ids, integers >= 0"),
             "seed": (self.seed is None or integer(self.seed), "an integer or None"),
             "sampling_seed": (
                 self.sampling_seed is None or integer(self.sampling_seed),
@@ -132,10 +130,29 @@ class SamplingParams:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
+    def _stop_is_valid(self) -> bool:
+        listed = isinstance(self.stop, list | tuple)
+        return (
+            self.stop is None
+            or (isinstance(self.stop, str) and self.stop != "")
+            or (listed and all(isinstance(s, str) and s for s in self.stop))
+        )
+
+    def _ids_are_valid(self) -> bool:
+        ids = self.stop_token_ids
+        whole = isinstance(ids, list | tuple) and all(
+            isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids
+        )
+        return ids is None or whole
+
     @property
     def effective_seed(self) -> int | None:
         """The seed, under whichever name it was given."""
         return self.seed if self.seed is not None else self.sampling_seed
+
+
+DEFAULT_ALPHA = 32.0
+"""alpha of an adapter if none is given, whatever its rank (tinker's documented value)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +161,7 @@ class LoraRunSpec:
 
     rank: int = 32
     """Inner dimension r of the product."""
-    alpha: float = 32.0
+    alpha: float = DEFAULT_ALPHA
     """The update is scaled by alpha / rank."""
     dropout: float = 0.0
     """Share of the adapter's inputs that are zeroed while training."""

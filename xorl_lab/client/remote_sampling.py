@@ -1,0 +1,221 @@
+"""Sampling over HTTP, from any server that answers ``/generate`` as SGLang does."""
+
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, cast
+
+import httpx
+
+from xorl_lab.errors import CancelledError, ConfigError, DataError, SamplerError
+from xorl_lab.futures import APIFuture
+from xorl_lab.samplers.base import SampleRequest, check_prompt
+from xorl_lab.types import SampledSequence, SampleResponse
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+CONNECTIONS = 64
+"""Requests under way at a time."""
+STOP_REASONS = ("stop", "length", "abort")
+
+
+class RemoteSource:
+    """A server with a ``/generate``.
+
+    Args:
+        base_url: e.g. ``http://localhost:30000``.
+        model_path: URI or name of an adapter that it has loaded; empty = what it serves.
+        api_key: sent as a bearer token.
+        timeout: seconds that an answer may take.
+
+    Raises:
+        ConfigError: the URL is none.
+    """
+
+    def __init__(self, base_url: str, model_path: str, api_key: str | None, timeout: float) -> None:
+        if not base_url.startswith(("http://", "https://")):
+            raise ConfigError(f"base_url is {base_url!r}: pass one that starts with http://")
+        self.base_url = base_url.rstrip("/")
+        self.adapter = model_path.rsplit("/", 1)[-1]
+        self.model_id = model_path.removeprefix("xorl://").split("/")[0] if model_path else ""
+        self.version: int | None = None
+        self._http = httpx.Client(
+            base_url=self.base_url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=httpx.Timeout(timeout, connect=10.0),
+            limits=httpx.Limits(max_connections=CONNECTIONS),
+            transport=httpx.HTTPTransport(retries=3),
+            trust_env=False,
+        )
+        self._pool = ThreadPoolExecutor(CONNECTIONS, "xorl-lab sample")
+        self._info: dict[str, Any] | None = None
+        self._tokenizer: PreTrainedTokenizerBase | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def base_model(self) -> str:
+        """What the server says that it serves."""
+        return str(self._model_info().get("model_path", ""))
+
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The tokenizer of what the server serves, from this machine.
+
+        Raises:
+            ConfigError: this machine does not have it.
+        """
+        with self._lock:
+            if self._tokenizer is None:
+                from xorl_lab.engine.models import tokenizer  # noqa: PLC0415 (brings torch with it)
+
+                self._tokenizer = tokenizer(self.base_model)
+            return self._tokenizer
+
+    def check(self, prompt: tuple[int, ...], max_tokens: int) -> None:
+        """Raise a DataError for what would fail there; an id too large kills some servers."""
+        info = self._model_info()
+        vocab, context = info.get("vocab_size"), info.get("context_length")
+        unlimited = 2**31 - 1
+        check_prompt(prompt, max_tokens, int(vocab or unlimited), int(context or unlimited))
+
+    def submit(self, request: SampleRequest) -> APIFuture[SampleResponse]:
+        """Send a request; cancelling its future gives it up on the server too."""
+        rid = secrets.token_hex(8)
+
+        def cancel() -> bool:
+            accepted = future.set_exception(CancelledError("sampling was cancelled"))
+            if accepted:
+                self._pool.submit(self._abort, rid)
+            return accepted
+
+        future: APIFuture[SampleResponse] = APIFuture(cancel)
+        if request.deadline is not None:
+            timer = threading.Timer(
+                max(0.0, request.deadline - time.monotonic()), self._late, (rid, request, future)
+            )
+            timer.daemon = True
+            timer.start()
+            future.add_done_callback(lambda _: timer.cancel())
+        self._pool.submit(self._run, rid, request, future)
+        return future
+
+    def _run(self, rid: str, request: SampleRequest, future: APIFuture[SampleResponse]) -> None:
+        if future.done():
+            return
+        try:
+            answer = self._post("/generate", {**_payload(request, self.adapter), "rid": rid})
+            future.set_result(_response(answer, request))
+        except BaseException as error:  # noqa: BLE001 (belongs to the caller, not to this thread)
+            future.set_exception(error)
+
+    def _late(self, rid: str, request: SampleRequest, future: APIFuture[SampleResponse]) -> None:
+        """The time is up: what the server has drawn comes back as aborted, or is dropped."""
+        if not request.keep_partial:
+            message = "the prompt was still pending when its time was up"
+            future.set_exception(CancelledError(message))
+        self._abort(rid)
+
+    def _abort(self, rid: str) -> None:
+        try:
+            self._post("/abort_request", {"rid": rid})
+        except SamplerError:
+            return  # A server that is gone has nothing left to give up.
+
+    def _model_info(self) -> dict[str, Any]:
+        if self._info is None:
+            info = self._call("GET", "/model_info", None)
+            self._info = cast("dict[str, Any]", info) if isinstance(info, dict) else {}
+        return self._info
+
+    def _post(self, path: str, body: Mapping[str, Any]) -> object:
+        return self._call("POST", path, body)
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> object:
+        url = f"{self.base_url}{path}"
+        try:
+            response = self._http.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise SamplerError(
+                f"{url} did not answer ({type(error).__name__}: {error}): check that the server "
+                "runs there",
+                retryable=True,
+            ) from error
+        if response.is_error:
+            text = response.text[:500]
+            if response.status_code == httpx.codes.BAD_REQUEST:
+                raise DataError(f"{url} refused the request: {text}")
+            raise SamplerError(f"{url} answered {response.status_code}: {text}")
+        try:
+            return response.json() if response.content else {}
+        except ValueError:
+            raise SamplerError(f"{url} answered with something that is not JSON") from None
+
+
+def _payload(request: SampleRequest, adapter: str) -> dict[str, Any]:
+    params = request.params
+    sampling: dict[str, Any] = {
+        "max_new_tokens": params.max_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "n": request.num_samples,
+        "sampling_seed": request.seed,
+    }
+    if params.stop_strings:
+        sampling["stop"] = list(params.stop_strings)
+    if params.stop_token_ids:
+        sampling["stop_token_ids"] = list(params.stop_token_ids)
+    body: dict[str, Any] = {
+        "input_ids": list(request.prompt),
+        "sampling_params": sampling,
+        "return_logprob": request.return_logprobs or request.prompt_logprobs,
+        "top_logprobs_num": request.top_logprobs,
+        "logprob_start_len": 0 if request.prompt_logprobs else -1,
+    }
+    return body | ({"lora_path": adapter} if adapter else {})
+
+
+def _response(answer: object, request: SampleRequest) -> SampleResponse:
+    """The answer from its JSON.
+
+    Raises:
+        SamplerError: it is not what ``/generate`` answers, or ids and logprobs differ in length.
+    """
+    items = cast("list[Any]", answer if isinstance(answer, list) else [answer])
+    try:
+        sequences = [_sequence(item, request) for item in items]
+        meta = dict(items[0]["meta_info"])
+        prompt = meta.get("input_token_logprobs")
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        raise SamplerError(
+            f"/generate answered with {str(answer)[:200]!r}, which lacks what was asked for "
+            f"({type(error).__name__}: {error})"
+        ) from error
+    if len(sequences) != request.num_samples:
+        raise SamplerError(
+            f"/generate answered with {len(sequences)} completions of {request.num_samples}"
+        )
+    logprobs = [entry[0] for entry in prompt] if request.prompt_logprobs and prompt else None
+    return SampleResponse(sequences, meta, logprobs)
+
+
+def _sequence(item: Mapping[str, Any], request: SampleRequest) -> SampledSequence:
+    meta = item["meta_info"]
+    tokens = [int(token) for token in item["output_ids"]]
+    logprobs: list[float] | None = None
+    if request.return_logprobs:
+        logprobs = [float(entry[0]) for entry in meta["output_token_logprobs"]]
+        if len(logprobs) != len(tokens):
+            raise ValueError(f"{len(tokens)} tokens but {len(logprobs)} logprobs")
+    reason = (meta.get("finish_reason") or {}).get("type", "abort")
+    top = meta.get("output_top_logprobs") if request.top_logprobs else None
+    return SampledSequence(
+        tokens,
+        reason if reason in STOP_REASONS else "stop",
+        logprobs,
+        str(item.get("text") or ""),
+        None if top is None else [[(int(e[1]), float(e[0])) for e in step] for step in top],
+    )
