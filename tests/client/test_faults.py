@@ -4,6 +4,7 @@ All operations are submitted while the worker is held, so each fault meets a ful
 come out is what a loop gives that never submitted the operation and what the rules drop with it.
 """
 
+import asyncio
 import contextlib
 import signal
 import threading
@@ -37,6 +38,7 @@ PLAN = ("backward", "backward", "optim", "save", "sample") * 2
 STEP = 5
 MAX_ROW = 8
 MICRO_BATCHES = 3
+EVERY_MICRO_BATCH = [0, pytest.param(1, marks=pytest.mark.slow), 2]
 POINTS = range(len(PLAN))
 BACKWARD = [k for k in POINTS if PLAN[k] == "backward"]
 DROPPED = (
@@ -162,7 +164,7 @@ def test_the_loop_is_the_same_whether_it_is_pipelined_or_waited_for(service):
     assert_ended_as(loop, service, set())
 
 
-@pytest.mark.parametrize("micro_batch", range(MICRO_BATCHES))
+@pytest.mark.parametrize("micro_batch", EVERY_MICRO_BATCH)
 @pytest.mark.parametrize("k", BACKWARD)
 def test_a_micro_batch_that_raises(service, monkeypatch, k, micro_batch):
     expected(service, frozenset(window_of(k)))
@@ -258,7 +260,7 @@ def test_cancel_before_it_starts(service, k):
         assert_ended_as(loop, service, {k} if PLAN[k] == "optim" else set())
 
 
-@pytest.mark.parametrize("micro_batch", range(MICRO_BATCHES))
+@pytest.mark.parametrize("micro_batch", EVERY_MICRO_BATCH)
 @pytest.mark.parametrize("k", BACKWARD)
 def test_cancel_while_it_runs(service, monkeypatch, k, micro_batch):
     expected(service, frozenset(window_of(k)))
@@ -450,3 +452,32 @@ def test_waiting_on_the_worker_thread_raises(client):
     assert done.wait(60)
     assert str(caught[0]).startswith("result() was called on the worker thread")
     assert works(client)
+
+
+def test_calls_can_be_awaited_together(service):
+    loop = Loop(service)
+
+    async def main() -> list[Any]:
+        return await asyncio.gather(*(loop.operation(k) for k in POINTS))
+
+    results = asyncio.run(main())
+    assert [results[2].metrics["step"], results[7].metrics["step"]] == [1, 2]
+    assert_ended_as(loop, service, set())
+
+
+def test_cancelling_the_task_that_awaits_a_call_leaves_the_work_running(service):
+    loop = Loop(service)
+
+    async def main() -> APIFuture[Any]:
+        with loop.held():
+            future = loop.operation(0)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await future
+        return future
+
+    assert asyncio.run(main()).result(60).metrics["valid_tokens"] > 0
+    for k in POINTS[1:]:
+        loop.futures[k] = loop.operation(k)
+    assert set(loop.ends().values()) == {None}
+    assert_ended_as(loop, service, set())

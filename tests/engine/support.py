@@ -158,7 +158,7 @@ def distance(left: Tensors, right: Tensors) -> float:
 
 def step(client: xl.TrainingClient, data: Sequence[Datum] | None = None) -> dict[str, float]:
     """One forward_backward and one optim_step, waited for."""
-    client.forward_backward(data or supervised()).result()
+    client.forward_backward(data or supervised(3)).result()
     return client.optim_step(ADAM).result().metrics
 
 
