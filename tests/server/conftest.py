@@ -1,5 +1,6 @@
 """A server in this process, and one in a process of its own."""
 
+import asyncio
 import contextlib
 import os
 import queue
@@ -14,6 +15,7 @@ from fastapi.testclient import TestClient
 
 from tests.server.support import Api
 from xorl_lab.server import ServerSettings, create_app
+from xorl_lab.server.run import Listeners, listen
 
 QUICK = {"poll_seconds": 2.0, "gap_seconds": 0.3, "drain_seconds": 5.0}
 
@@ -38,6 +40,50 @@ def start(tmp_path):
 def api(start) -> Api:
     """A server of LoRA adapters."""
     return start()
+
+
+class Live:
+    """A real server on real ports, in a thread of this process."""
+
+    def __init__(self, settings: ServerSettings):
+        self.sockets = listen(settings)
+        self.ports = [taken.getsockname()[1] for taken in self.sockets]
+        self.url = f"http://127.0.0.1:{self.ports[0]}"
+        self.app = create_app(settings)
+        self.lab = self.app.state.lab
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._thread.start()
+        assert self._ready.wait(30)
+
+    async def _run(self):
+        self._loop, self._asked = asyncio.get_running_loop(), asyncio.Event()
+        self._ready.set()
+        await Listeners(self.app, self.sockets).run(self._asked)
+
+    def stop(self):
+        if not self._thread.is_alive():
+            return
+        self._loop.call_soon_threadsafe(self._asked.set)
+        self._thread.join(40)
+        assert not self._thread.is_alive()
+        for taken in self.sockets:
+            taken.close()
+
+
+@pytest.fixture
+def live(tmp_path):
+    """Start a real server in a thread; settings by keyword."""
+    running = []
+
+    def build(**settings) -> Live:
+        given = {"model": "tiny", "home": tmp_path, "port": 0, "sampler_port": 0, **QUICK}
+        running.append(Live(ServerSettings(**{**given, **settings})))
+        return running[-1]
+
+    yield build
+    for server in running:
+        server.stop()
 
 
 class Process:

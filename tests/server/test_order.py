@@ -132,6 +132,21 @@ def test_a_failure_of_an_older_client_is_not_the_new_ones_business(api):
     assert "error" not in api.call("optim_step", seq_id=2, adam_params=ADAM)
 
 
+def test_an_older_client_is_told_that_it_was_replaced(start):
+    api = start(gap_seconds=30)
+    api.create()
+    for seq in (1, 2, 3):
+        api.call("forward", seq_id=seq, forward_input=gradient())
+    api.create()
+    api.call("forward", seq_id=1, forward_input=gradient())
+    api.create()
+    for seq in (4, 5):
+        failed = api.call("forward", seq_id=seq, forward_input=gradient())
+        assert "replaced by a newer one" in failed["error"]
+    for seq in (1, 2, 3, 4):
+        assert "error" not in api.call("forward", seq_id=seq, forward_input=gradient())
+
+
 def test_a_client_of_a_server_that_was_restarted_is_told(api):
     answer = api.post("/api/v1/optim_step", seq_id=37, adam_params=ADAM)
     assert answer.status_code == 404

@@ -12,6 +12,9 @@ import pytest
 
 from tests.server.support import ADAM, LORA, Api, gradient, weights
 from xorl_lab.client import ServiceClient
+from xorl_lab.errors import ConfigError
+from xorl_lab.server import ServerSettings
+from xorl_lab.server.run import listen
 from xorl_lab.types import Datum, ModelInput
 
 
@@ -20,72 +23,94 @@ def checkpoints(home, model_id="default"):
     return sorted(p.name for p in folder.glob("*")) if folder.is_dir() else []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_server_saves_what_is_unsaved(spawn, http, tmp_path, number):
-    server = spawn()
-    assert server.wait_ready().startswith("serving tiny at http://127.0.0.1:")
-    api = Api(http(server.url))
+def test_both_ports_signals_and_the_shutdown_checkpoint(spawn, http, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {"XORL_API_KEY": "secret"}
+    server = spawn("--port", "0", "--sampler-port", str(port), environment=environment)
+    line = server.wait_ready()
+    assert line.startswith("serving tiny at http://127.0.0.1:")
+    assert f"its sampler at http://127.0.0.1:{port}" in line
+    assert http(server.url).get("/v1/models").status_code == 401
+    for url in (server.url, f"http://127.0.0.1:{port}"):
+        client = http(url)
+        client.headers["Authorization"] = "Bearer secret"
+        api = Api(client)
+        ask = {"input_ids": [1], "sampling_params": {"max_new_tokens": 2, "seed": 1}}
+        assert len(api.ask("/generate", **ask)["output_ids"]) == 2
+        added = api.ask("/add_inference_endpoint", host="localhost", port=port)
+        assert "embedded" in added["message"]
     api.create("a")
-    api.create("saved")
-    for model in ("a", "saved"):
-        api.send("forward_backward", model_id=model, seq_id=1, forward_backward_input=gradient())
-        api.send("optim_step", model_id=model, seq_id=2, adam_params=ADAM)
-    api.call("save_weights", model_id="saved", seq_id=3, path="mine")
     # Still queued when the signal comes: finished all the same.
-    for seq in range(3, 23, 2):
+    for seq in range(1, 21, 2):
         body = gradient((1, 2, 3), (4, 5, 6))
         api.send("forward_backward", model_id="a", seq_id=seq, forward_backward_input=body)
         api.send("optim_step", model_id="a", seq_id=seq + 1, adam_params=ADAM)
     started = time.monotonic()
-    assert server.stop(number) == 0, "".join(server.errors)
+    assert server.stop(signal.SIGTERM) == 0, "".join(server.errors)
     assert time.monotonic() - started < 20
     assert "Traceback" not in "".join(server.errors)
     (name,) = checkpoints(tmp_path, "a")
     assert name.startswith("shutdown-")
     state = json.loads((tmp_path / f"checkpoints/a/weights/{name}/state.json").read_text())
-    assert state["steps"] == 11
-    assert checkpoints(tmp_path, "saved") == ["mine"]
+    assert state["steps"] == 10
 
 
-def test_no_save(spawn, http, tmp_path):
-    server = spawn("--no-save")
+@pytest.mark.slow
+def test_ctrl_c_and_a_taken_port(spawn):
+    server = spawn()
     server.wait_ready()
-    api = Api(http(server.url))
-    api.create()
-    api.call("forward_backward", seq_id=1, forward_backward_input=gradient())
-    api.call("optim_step", seq_id=2, adam_params=ADAM)
-    assert server.stop() == 0
-    assert checkpoints(tmp_path) == []
-
-
-def test_both_ports_serve_generate_and_a_taken_port_is_a_line_in_words(spawn, http):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = spawn("--port", "0", "--sampler-port", str(port))
-    assert f"its sampler at http://127.0.0.1:{port}" in server.wait_ready()
-    for url in (server.url, f"http://127.0.0.1:{port}"):
-        ask = {"input_ids": [1], "sampling_params": {"max_new_tokens": 2, "seed": 1}}
-        assert len(Api(http(url)).ask("/generate", **ask)["output_ids"]) == 2
-    added = Api(http(server.url)).ask("/add_inference_endpoint", host="localhost", port=port)
-    assert "embedded" in added["message"]
-    second = spawn("--port", str(port), "--sampler-port", "0")
+    port = server.url.rsplit(":", 1)[1]
+    second = spawn("--port", port, "--sampler-port", "0")
     assert second.stop(0) == 1
     assert f"127.0.0.1:{port} cannot be listened on" in "".join(second.errors)
     assert len("".join(second.errors).splitlines()) == 1
-    assert server.stop() == 0
+    assert server.stop(signal.SIGINT) == 0
+    assert "Traceback" not in "".join(server.errors)
 
 
-def test_the_token_comes_from_the_environment(spawn, http):
-    server = spawn(environment={"XORL_API_KEY": "secret"})
-    server.wait_ready()
-    client = http(server.url)
-    assert client.get("/v1/models").status_code == 401
-    assert client.get("/v1/models", headers={"Authorization": "Bearer secret"}).is_success
-    assert server.stop() == 0
-    open_to_all = spawn("--host", "0.0.0.0")
-    assert open_to_all.stop(0) == 1
-    assert "--token" in "".join(open_to_all.errors)
+def test_a_taken_port_is_an_error_in_words(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for ports in ({"port": port}, {"port": 0, "sampler_port": port}):
+            with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be listened on"):
+                listen(ServerSettings(model="tiny", home=tmp_path, **ports))
+
+
+@pytest.mark.parametrize("save", [True, False])
+def test_only_unsaved_steps_are_saved(live, http, tmp_path, save):
+    server = live(save_on_shutdown=save)
+    api = Api(http(server.url))
+    for model in ("unsaved", "saved", "fresh", "loaded"):
+        api.create(model)
+    for model in ("unsaved", "saved"):
+        api.call("forward_backward", model_id=model, seq_id=1, forward_backward_input=gradient())
+        api.call("optim_step", model_id=model, seq_id=2, adam_params=ADAM)
+    path = api.call("save_weights", model_id="saved", seq_id=3, path="mine")["path"]
+    api.call("load_weights", model_id="loaded", seq_id=1, path=path, optimizer=True)
+    server.stop()
+    assert [name[:9] for name in checkpoints(tmp_path, "unsaved")] == ["shutdown-"] * save
+    assert checkpoints(tmp_path, "saved") == ["mine"]
+    assert checkpoints(tmp_path, "fresh") == checkpoints(tmp_path, "loaded") == []
+
+
+def test_what_cannot_be_finished_in_time_is_cancelled(live, http):
+    server = live(drain_seconds=0.2)
+    api = Api(http(server.url))
+    api.create()
+    body = gradient(*[tuple(range(1, 200))] * 60)
+    ids = [
+        api.send("forward_backward", seq_id=n, forward_backward_input=body) for n in range(1, 31)
+    ]
+    started = time.monotonic()
+    server.stop()
+    assert time.monotonic() - started < 15
+    entries = [server.lab.requests.get(i) for i in ids]
+    assert all(entry.done for entry in entries)
+    assert "cancelled" in json.loads(entries[-1].body())["error"]
 
 
 VICTIM = """
@@ -102,9 +127,8 @@ VICTIM = """
 """
 
 
-def test_a_client_that_is_killed_mid_call_leaves_nothing_behind(spawn, http, tmp_path, root):
-    server = spawn()
-    server.wait_ready()
+def test_a_client_that_is_killed_mid_call_leaves_nothing_behind(live, http, tmp_path, root):
+    server = live()
     code = textwrap.dedent(VICTIM).format(root=str(root), url=server.url)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as victim:
         assert victim.stdout.readline() == b"sent\n"
@@ -123,4 +147,3 @@ def test_a_client_that_is_killed_mid_call_leaves_nothing_behind(spawn, http, tmp
     client.optim_step(ADAM)
     expected = weights(home, client.save_state("end").result().path)
     assert weights(tmp_path, served) == expected
-    assert server.stop() == 0

@@ -125,7 +125,7 @@ def test_wrong_types_are_a_400_in_words(api, path, body):
     assert isinstance(answer.json()["detail"], str)
 
 
-NAMES = ["../x", "..", "a/../../b", "/etc/passwd", "x\0y", "a\\b", "é", "", ".hidden", "x" * 5000]
+NAMES = ["../x", "..", "a/../../b", "/etc/passwd", "x\0y", "a\\b", "é", "", ".hidden", "x/" * 500]
 
 
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
@@ -145,9 +145,7 @@ def test_names_cannot_leave_their_folder(api, tmp_path, name):
         1,
     ):
         result = api.call(path, seq_id=number, **body)
-        # A long name is shortened, which makes it a name like any other.
-        if len(name) < 200:
-            assert result["category"] == "user", (path, body, result)
+        assert result["category"] == "user", (path, body, result)
     for path in ("create_model", "unload_model", "list_checkpoints", "get_info", "kill_session"):
         answer = api.post(f"/api/v1/{path}", model_id=name, base_model="tiny")
         assert answer.status_code == 400, path

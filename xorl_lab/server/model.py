@@ -39,6 +39,8 @@ class Model:
         self.model_id = model_id
         self.config = config
         self.ledger = Ledger()
+        self.stale: set[int] = set()
+        """Numbers with which clients of earlier epochs would go on."""
         self.held: dict[int, Held] = {}
         self.used = time.time()
         self.opened = False

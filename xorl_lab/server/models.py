@@ -110,6 +110,8 @@ class Models:
         self._fail_held(model, "the model was created again by another client")
         model.opened = True
         model.used = time.time()
+        if model.ledger.next is not None:
+            model.stale.add(model.ledger.next)
         model.ledger = Ledger(self.settings.kept_requests)
         answer = {"model_id": model_id, "type": "create_model"}
         entry = self._hand_over(model, lambda _: answer, lambda _: model.begin())
@@ -255,6 +257,15 @@ class Models:
             self._release(model)
             return entry
         entry = self.requests.open(model.model_id, encode)
+        if seq_id in model.stale:
+            model.stale.add(seq_id + 1)
+            entry.fail(
+                EngineError(
+                    f"this client of model {model.model_id!r} was replaced by a newer one: use "
+                    "that, or give each client a model_id of its own"
+                )
+            )
+            return entry
         ledger.note(seq_id, digest, entry.request_id)
         entry.waiting_for = ledger.next or 1
         model.held[seq_id] = Held(entry, run)

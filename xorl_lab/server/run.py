@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Generator
+from typing import Literal
 
 import uvicorn
 from fastapi import FastAPI
@@ -42,19 +43,27 @@ def serve(settings: ServerSettings, announce: Callable[[str], object]) -> None:
     Raises:
         ConfigError: the model is unknown, or a port is taken.
     """
-    sockets = [bind(settings.host, settings.port)]
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(listener) for listener in listen(settings)]
+        stack.callback(engines.close_all)
+        app = create_app(settings)
+        asyncio.run(_until_signal(app, sockets, lambda: announce(_welcome(settings, sockets))))
+
+
+def listen(settings: ServerSettings) -> list[socket.socket]:
+    """Take the port of the API and, if there is to be one, the sampler's.
+
+    Raises:
+        ConfigError: one of them is taken, or the address is not this machine's.
+    """
+    listeners = [bind(settings.host, settings.port)]
     if settings.sampler_port:
-        sockets.append(bind(settings.host, settings.sampler_port))
-    app = create_app(settings)
-    ports = [int(s.getsockname()[1]) for s in sockets]
-    state: State = app.state.lab
-    state.inference.ports = set(ports)
-    try:
-        asyncio.run(_serve(app, state, sockets, lambda: announce(_welcome(settings, ports))))
-    finally:
-        for listener in sockets:
-            listener.close()
-        engines.close_all()
+        try:
+            listeners.append(bind(settings.host, settings.sampler_port))
+        except ConfigError:
+            listeners[0].close()
+            raise
+    return listeners
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -78,50 +87,75 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _serve(
-    app: FastAPI, state: State, sockets: list[socket.socket], ready: Callable[[], object]
+class Listeners:
+    """All ports of one application.
+
+    Args:
+        app: made by :func:`create_app`.
+        sockets: already listening.
+    """
+
+    def __init__(self, app: FastAPI, sockets: list[socket.socket]) -> None:
+        state = app.state.lab
+        assert isinstance(state, State)
+        self.state = state
+        self.state.inference.ports = {int(taken.getsockname()[1]) for taken in sockets}
+        self._sockets = sockets
+        # One of them starts and ends the application.
+        self._servers = [
+            _Listener(_config(app, "on" if i == 0 else "off")) for i in range(len(sockets))
+        ]
+
+    async def run(self, asked: asyncio.Event) -> None:
+        """Serve until asked to stop; then finish, save, and close the connections."""
+        pairs = zip(self._servers, self._sockets, strict=True)
+        tasks = [asyncio.ensure_future(server.serve(sockets=[taken])) for server, taken in pairs]
+        waiter = asyncio.ensure_future(asked.wait())
+        await asyncio.wait({*tasks, waiter}, return_when=asyncio.FIRST_COMPLETED)
+        waiter.cancel()
+        # Answers can still be fetched while what is queued is finished and saved.
+        await stop(self.state)
+        for server in self._servers:
+            server.should_exit = True
+        await asyncio.gather(*tasks)
+
+    def hurry(self) -> None:
+        """Do not wait for open connections."""
+        for server in self._servers:
+            server.force_exit = True
+
+
+def _config(app: FastAPI, lifespan: Literal["on", "off"]) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        lifespan=lifespan,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=CLOSE_SECONDS,
+    )
+
+
+async def _until_signal(
+    app: FastAPI, sockets: list[socket.socket], ready: Callable[[], object]
 ) -> None:
-    listeners = [
-        _Listener(
-            uvicorn.Config(
-                app,
-                # One of them starts and ends the application.
-                lifespan="on" if number == 0 else "off",
-                log_level="warning",
-                access_log=False,
-                timeout_graceful_shutdown=CLOSE_SECONDS,
-                server_header=False,
-            )
-        )
-        for number in range(len(sockets))
-    ]
+    listeners = Listeners(app, sockets)
     asked = asyncio.Event()
 
     def on_signal() -> None:
         if asked.is_set():
-            for listener in listeners:
-                listener.force_exit = True
+            listeners.hurry()
         asked.set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
-    tasks = [
-        asyncio.ensure_future(listener.serve(sockets=[taken]))
-        for listener, taken in zip(listeners, sockets, strict=True)
-    ]
-    stopper = asyncio.ensure_future(asked.wait())
     ready()
-    await asyncio.wait({*tasks, stopper}, return_when=asyncio.FIRST_COMPLETED)
-    # Answers can still be fetched while what is queued is finished and saved.
-    await stop(state)
-    for listener in listeners:
-        listener.should_exit = True
-    await asyncio.gather(*tasks)
-    stopper.cancel()
+    await listeners.run(asked)
 
 
-def _welcome(settings: ServerSettings, ports: list[int]) -> str:
+def _welcome(settings: ServerSettings, sockets: list[socket.socket]) -> str:
+    ports = [int(taken.getsockname()[1]) for taken in sockets]
     name = f"[{settings.host}]" if ":" in settings.host else settings.host
     urls = [f"http://{name}:{port}" for port in ports]
     also = f", its sampler at {urls[1]}" if len(urls) > 1 else ""
