@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from xorl_lab.engine.tiny import byte_tokenizer
 from xorl_lab.futures import APIFuture
 from xorl_lab.types import (
+    BatchSampleResult,
     ForwardBackwardOutput,
     LossFnOutput,
     OptimStepResponse,
@@ -41,12 +42,14 @@ class FakeSampler:
     def __init__(self, client, version):
         self.client, self.version = client, version
 
-    def sample(self, prompt, params, num_samples=1):
-        self.client.sampled.append((prompt.to_ints(), params, num_samples, self.version))
-        text = byte_tokenizer_once().decode(prompt.to_ints())
-        return APIFuture.completed(
-            SampleResponse([self.client.answer(text, params, i) for i in range(num_samples)])
-        )
+    def sample_batch(self, prompts, params, num_samples=1):
+        result = BatchSampleResult([], [], [])
+        for index, (prompt, chosen) in enumerate(zip(prompts, params, strict=True)):
+            self.client.sampled.append((prompt.to_ints(), chosen, num_samples, self.version))
+            text = byte_tokenizer_once().decode(prompt.to_ints())
+            sequences = [self.client.answer(text, chosen, i) for i in range(num_samples)]
+            result.completed.append((index, SampleResponse(sequences)))
+        return APIFuture.completed(result)
 
 
 class FakeClient:

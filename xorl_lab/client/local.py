@@ -14,6 +14,7 @@ from xorl_lab.engine import engine as engines
 from xorl_lab.engine import saving
 from xorl_lab.engine.engine import Engine
 from xorl_lab.engine.versions import WeightsVersion
+from xorl_lab.errors import CheckpointError
 from xorl_lab.futures import APIFuture
 from xorl_lab.samplers.embedded import EmbeddedSampler
 from xorl_lab.types import LoraRunSpec
@@ -113,13 +114,19 @@ class LocalService:
         """
         address = Address.parse(path)
         state = checkpoints.read(address.folder(self.root))
-        if base_model is not None:
-            saving.check_base(state, base_model)
+        saved = str(state["base_model"])
+        if base_model is not None and base_model != saved:
+            raise CheckpointError(
+                "validation.checkpoint_config_mismatch",
+                f"checkpoint {path} is of base model {saved!r}, but {base_model!r} was asked for: "
+                "leave base_model out",
+                {"base_model": {"checkpoint": saved, "requested": base_model}},
+            )
 
         def load(session: LocalSession) -> None:
             session.load(address, with_optimizer=with_optimizer).result()
 
-        return self.create(str(state["base_model"]), model_id, saving.lora_spec(state), load)
+        return self.create(saved, model_id, saving.lora_spec(state), load)
 
     def list_checkpoints(self, model_id: str) -> APIFuture[CheckpointsListResponse]:
         """The checkpoints of a model, oldest first."""

@@ -1,5 +1,6 @@
 """Completions from weights that this process holds."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from xorl_lab.engine.engine import Engine
@@ -51,6 +52,6 @@ class LocalSource:
         loaded = self._engine.loaded
         check_prompt(prompt, max_tokens, loaded.vocab_size, loaded.context_length)
 
-    def submit(self, request: SampleRequest) -> APIFuture[SampleResponse]:
-        """Queue a request."""
-        return self._sampler.submit(self._weights, request)
+    def submit(self, requests: Sequence[SampleRequest]) -> list[APIFuture[SampleResponse]]:
+        """Queue requests, all at once."""
+        return self._sampler.submit_all(self._weights, requests)

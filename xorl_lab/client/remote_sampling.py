@@ -3,7 +3,7 @@
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, cast
 
@@ -81,8 +81,11 @@ class RemoteSource:
         unlimited = 2**31 - 1
         check_prompt(prompt, max_tokens, int(vocab or unlimited), int(context or unlimited))
 
-    def submit(self, request: SampleRequest) -> APIFuture[SampleResponse]:
-        """Send a request; cancelling its future gives it up on the server too."""
+    def submit(self, requests: Sequence[SampleRequest]) -> list[APIFuture[SampleResponse]]:
+        """Send requests; cancelling a future gives its request up on the server too."""
+        return [self._submit(request) for request in requests]
+
+    def _submit(self, request: SampleRequest) -> APIFuture[SampleResponse]:
         rid = secrets.token_hex(8)
 
         def cancel() -> bool:

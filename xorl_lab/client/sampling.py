@@ -1,7 +1,8 @@
 """The sampling client: completions from one immutable version of the weights."""
 
+import operator
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from xorl_lab.client.async_names import with_async
@@ -44,8 +45,8 @@ class Source(Protocol):
         """Raise a DataError if the prompt cannot be sampled from."""
         ...
 
-    def submit(self, request: SampleRequest) -> APIFuture[SampleResponse]:
-        """Queue a request."""
+    def submit(self, requests: Sequence[SampleRequest]) -> list[APIFuture[SampleResponse]]:
+        """Queue requests, all at once."""
         ...
 
 
@@ -139,12 +140,12 @@ class SamplingClient:
             deadline_in(timeout),
             keep_partial=True,
         )
-        return self._source.submit(request)
+        return self._source.submit([request])[0]
 
     def sample_batch(
         self,
         prompts: Sequence[Prompt],
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         num_samples: int = 1,
         return_logprobs: bool = True,
         timeout: float | None = None,
@@ -153,7 +154,7 @@ class SamplingClient:
 
         Args:
             prompts: as for :meth:`sample`; one that cannot be used fails alone.
-            sampling_params: how to draw, for all.
+            sampling_params: how to draw, for all, or one for each prompt.
             num_samples: completions wanted of each prompt.
             return_logprobs: report the logprob of each drawn token.
             timeout: seconds after which the prompts still pending are cancelled.
@@ -165,29 +166,27 @@ class SamplingClient:
             ConfigError: a setting is out of range.
             DataError: ``prompts`` is no list.
         """
-        params = _params(sampling_params)
-        check_request(num_samples, 0)
         if isinstance(prompts, str | ModelInput) or not isinstance(prompts, Sequence):
             raise DataError(
                 f"prompts is a {type(prompts).__name__}: pass a list of prompts, each text or "
                 "ModelInput.from_ints(token_ids)"
             )
+        each = _params_of_each(sampling_params, len(prompts))
+        check_request(num_samples, 0)
         deadline = deadline_in(timeout)
-        seed = draw_seed(params)
-        parts: list[APIFuture[SampleResponse]] = []
-        for prompt in prompts:
+        requests: dict[int, SampleRequest] = {}
+        failed: dict[int, DataError] = {}
+        for index, (prompt, (params, seed)) in enumerate(zip(prompts, each, strict=True)):
             try:
                 tokens = self._tokens(prompt, params)
             except DataError as error:
-                failed: APIFuture[SampleResponse] = APIFuture()
-                failed.set_exception(error)
-                parts.append(failed)
+                failed[index] = error
                 continue
-            request = SampleRequest(
+            requests[index] = SampleRequest(
                 tokens, params, num_samples, seed, return_logprobs, deadline=deadline
             )
-            parts.append(self._source.submit(request))
-        return _gather(parts)
+        futures = self._source.submit(list(requests.values()))
+        return _gather(dict(zip(requests, futures, strict=True)), failed)
 
     def _tokens(self, prompt: Prompt, params: SamplingParams) -> tuple[int, ...]:
         if isinstance(prompt, str):
@@ -218,13 +217,30 @@ def _params(params: SamplingParams | None) -> SamplingParams:
     return params
 
 
-def _gather(parts: list[APIFuture[SampleResponse]]) -> APIFuture[BatchSampleResult]:
+def _params_of_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[tuple[SamplingParams, int]]:
+    """Settings and seed of each prompt; prompts that share settings share a seed."""
+    if isinstance(params, Sequence):
+        if len(params) != count:
+            raise ConfigError(
+                f"there are {len(params)} sampling_params but {count} prompts: pass one for each, "
+                "or one for all"
+            )
+        return [(_params(one), draw_seed(_params(one))) for one in params]
+    shared = _params(params)
+    return [(shared, draw_seed(shared))] * count
+
+
+def _gather(
+    parts: dict[int, APIFuture[SampleResponse]], failed: Mapping[int, BaseException]
+) -> APIFuture[BatchSampleResult]:
     """One future for all; cancelling it cancels what is still pending."""
 
     def cancel() -> bool:
         # First, or the last part to be cancelled would complete the whole with a result.
         accepted = whole.set_exception(CancelledError("sampling was cancelled"))
-        for part in parts if accepted else []:
+        for part in parts.values() if accepted else []:
             part.cancel()
         return accepted
 
@@ -238,18 +254,20 @@ def _gather(parts: list[APIFuture[SampleResponse]]) -> APIFuture[BatchSampleResu
             left -= 1
             last = left == 0
         if last:
-            whole.set_result(_sort(parts))
+            whole.set_result(_sort(parts, failed))
 
     if not parts:
-        whole.set_result(BatchSampleResult([], [], []))
-    for part in parts:
+        whole.set_result(_sort(parts, failed))
+    for part in parts.values():
         part.add_done_callback(count)
     return whole
 
 
-def _sort(parts: list[APIFuture[SampleResponse]]) -> BatchSampleResult:
-    result = BatchSampleResult([], [], [])
-    for index, part in enumerate(parts):
+def _sort(
+    parts: Mapping[int, APIFuture[SampleResponse]], failed: Mapping[int, BaseException]
+) -> BatchSampleResult:
+    result = BatchSampleResult([], list(failed.items()), [])
+    for index, part in parts.items():
         error = part.exception()
         if error is None:
             result.completed.append((index, part.result()))
@@ -257,4 +275,5 @@ def _sort(parts: list[APIFuture[SampleResponse]]) -> BatchSampleResult:
             result.cancelled.append(index)
         else:
             result.failed.append((index, error))
+    result.failed.sort(key=operator.itemgetter(0))
     return result

@@ -61,6 +61,11 @@ class ServiceClient:
             root = Path(home or default_home()).expanduser() / "checkpoints"
             self._service = LocalService(root, device, dtype)
 
+    @property
+    def root(self) -> Path | None:
+        """Folder of all checkpoints; None if a server keeps them."""
+        return self._service.root if isinstance(self._service, LocalService) else None
+
     def create_training_client(self, base_model: str, model_id: str = "default") -> TrainingClient:
         """Train a copy of the full weights.
 

@@ -54,16 +54,16 @@ def sample(
     Returns:
         P responses, in the order of the prompts.
     """
-    futures = [
-        sampler.sample(ModelInput.from_ints(prompt.tokens), chosen, num_samples=num_samples)
-        for prompt, chosen in zip(prompts, params, strict=True)
-    ]
+    inputs = [ModelInput.from_ints(prompt.tokens) for prompt in prompts]
+    future = sampler.sample_batch(inputs, list(params), num_samples=num_samples)
     try:
-        return [future.result() for future in futures]
+        batch = future.result()
     except BaseException:  # an interrupt too: leave no work behind
-        for future in futures:
-            future.cancel()
+        future.cancel()
         raise
+    for _, error in batch.failed:
+        raise error
+    return [response for _, response in batch.completed]
 
 
 def version_of(sampler: "SamplingClient", client: "TrainingClient") -> int:

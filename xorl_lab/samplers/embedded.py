@@ -8,7 +8,7 @@ is that of the very step that drew it.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from transformers import PreTrainedModel
@@ -56,13 +56,20 @@ class EmbeddedSampler:
 
     def submit(self, version: WeightsVersion, request: SampleRequest) -> APIFuture[SampleResponse]:
         """Queue a validated request on an immutable version of the weights.  Any thread."""
-        task = Task(version, request, self.engine.loaded)
-        self._waiting.append(task)
-        # Looked at after the append: either this sees that it is closed, or close() sees the task.
+        return self.submit_all(version, [request])[0]
+
+    def submit_all(
+        self, version: WeightsVersion, requests: Sequence[SampleRequest]
+    ) -> list[APIFuture[SampleResponse]]:
+        """Queue several at once, so that which of them share a batch does not depend on timing."""
+        tasks = [Task(version, request, self.engine.loaded) for request in requests]
+        self._waiting.extend(tasks)
+        # Looked at after the append: either this sees that it is closed, or close() sees the tasks.
         if self._closed is not None:
-            task.future.set_exception(self._closed)
+            for task in tasks:
+                task.future.set_exception(self._closed)
         self.engine.scheduler.wake()
-        return task.future
+        return [task.future for task in tasks]
 
     # What follows runs on the worker thread.
 
