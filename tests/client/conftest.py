@@ -1,13 +1,20 @@
 """A service in a folder of its own, and a client that trains a small adapter."""
 
+from pathlib import Path
+
 import pytest
 
 import xorl_lab as xl
 
 
 @pytest.fixture
-def service(tmp_path) -> xl.ServiceClient:
-    return xl.ServiceClient(home=tmp_path / "home", device="cpu", dtype="float32")
+def home(tmp_path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def service(home) -> xl.ServiceClient:
+    return xl.ServiceClient(home=home, device="cpu", dtype="float32")
 
 
 @pytest.fixture

@@ -239,11 +239,11 @@ def test_a_model_id_that_cannot_be(service, client, model_id):
     assert works(client)
 
 
-def test_a_resume_that_fails_leaves_the_older_client_alone(service, client):
+def test_a_resume_that_fails_leaves_the_older_client_alone(service, client, home):
     path = client.save_state("a").result().path
     with pytest.raises(CheckpointError, match=re.escape("checkpoint.not_found")):
         service.create_training_client_from_state("xorl://default/weights/b")
-    file = service.root / "default" / "weights" / "a" / "adapter_model.safetensors"
+    file = home / "checkpoints" / "default" / "weights" / "a" / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=re.escape("checkpoint.damaged")):
         service.create_training_client_from_state_with_optimizer(path)

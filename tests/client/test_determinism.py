@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Generator
-from pathlib import Path
 
 import pytest
 import torch
@@ -238,10 +237,9 @@ for kind in m.KINDS:
 """
 
 
-def test_another_process_gives_the_same_run_and_continues_it(service, root):
+def test_another_process_gives_the_same_run_and_continues_it(service, root, home):
     for kind in KINDS:
         half(service, kind)
-    home = Path(service.root).parent
     done = subprocess.run(
         [sys.executable, "-c", PROCESS, str(home)],
         cwd=root,
@@ -262,18 +260,19 @@ def test_another_base_model_is_refused(service, client):
     with pytest.raises(
         CheckpointError,
         match=exactly(
-            "validation.checkpoint_config_mismatch: checkpoint xorl://default/weights/a is of base "
-            "model 'tiny', but 'tiny-moe' was asked for: leave base_model out"
+            "validation.checkpoint_config_mismatch: the checkpoint was saved from a model of "
+            "another shape (base_model: 'tiny' there, 'tiny-moe' here): create the client with the "
+            "checkpoint's own settings"
         ),
     ):
         service.create_training_client_from_state(path, "tiny-moe")
     assert works(client)
 
 
-def test_another_precision_is_refused_with_the_optimizer(service, client, tmp_path):
+def test_another_precision_is_refused_with_the_optimizer(client, home):
     step(client)
     path = client.save_state("a").result().path
-    coarse = xl.ServiceClient(home=tmp_path / "home", device="cpu", dtype="bfloat16")
+    coarse = xl.ServiceClient(home=home, device="cpu", dtype="bfloat16")
     with pytest.raises(CheckpointError, match=r"^checkpoint\.dtype_mismatch: "):
         coarse.create_training_client_from_state_with_optimizer(path)
     assert works(coarse.create_training_client_from_state(path))

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import xorl_lab as xl
 from tests.engine.support import (
@@ -348,6 +349,63 @@ def test_ctrl_c_while_waiting(service, k):
         wait_for(loop.futures[k], waiting)
     assert set(loop.ends().values()) == {None}
     assert_ended_as(loop, service, set())
+
+
+@pytest.mark.parametrize("micro_batch", range(MICRO_BATCHES))
+@pytest.mark.parametrize("how", ["raises", "is cancelled"])
+def test_a_call_that_ends_half_way_adds_nothing(service, monkeypatch, how, micro_batch):
+    """The failure is seen, so the step is taken: what was accumulated before is intact."""
+    expected(service, frozenset({1}))
+    loop = Loop(service)
+
+    def act(call: int) -> None:
+        if call == in_every_part_of(1, micro_batch):
+            if how == "raises":
+                raise MemoryError("planted")
+            assert loop.futures[1].cancel()
+
+    on_call(monkeypatch, trainer, "_evaluate", act)
+    with loop.held():
+        loop.futures |= {k: loop.operation(k) for k in (0, 1)}
+    ended = loop.futures[1].exception(60)
+    del loop.futures[1]
+    assert isinstance(ended, MemoryError if how == "raises" else CancelledError)
+    for k in POINTS[2:]:
+        loop.futures[k] = loop.operation(k)
+    assert set(loop.ends().values()) == {None}
+    monkeypatch.undo()
+    assert_ended_as(loop, service, {1})
+
+
+def test_a_custom_loss_that_raises_obeys_the_same_rules(client):
+    def broken(*_: object) -> tuple[torch.Tensor, dict[str, float]]:
+        raise ZeroDivisionError("planted")
+
+    before = weights(client)
+    client.forward_backward_custom(supervised(), broken)
+    with pytest.raises(EngineError, match=exactly(DROPPED.format("ZeroDivisionError: planted"))):
+        client.optim_step(ADAM).result(60)
+    assert same(before, weights(client))
+    with pytest.raises(ZeroDivisionError):
+        client.forward_backward_custom(supervised(), broken).result(60)
+    assert works(client)
+
+
+def test_a_custom_loss_that_is_cancelled_while_it_runs_adds_nothing(client):
+    started, gate = threading.Event(), threading.Event()
+
+    def slow(_: object, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+        started.set()
+        gate.wait(60)
+        return -torch.cat(logprobs).sum(), {}
+
+    future = client.forward_backward_custom(supervised(), slow)
+    assert started.wait(60)
+    assert future.cancel()
+    gate.set()
+    assert isinstance(future.exception(60), CancelledError)
+    assert client._session.trained.window.calls == 0
+    assert works(client)
 
 
 def test_a_failure_that_was_seen_does_not_stop_the_step(service):
