@@ -15,7 +15,7 @@ ONE_THREAD := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 # The code and text that the client API has to run; tests that need them skip where they are absent.
 export XORL_LAB_SEEDS ?= $(abspath ../shared/seeds)
 
-.PHONY: help install demo lab test accept check fix model clean
+.PHONY: help install demo lab test accept bench check fix model clean
 
 help: ## Show this list.
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -42,6 +42,9 @@ test: check model ## All that CI runs.
 
 accept: model ## The long tests: several seeds, timings, fault loops.
 	$(ONE_THREAD) $(BIN)/pytest -m slow $(TESTS)
+
+bench: model ## Where the time of a training step goes on this machine.
+	$(BIN)/python benchmarks/grpo_step.py $(BENCH)
 
 check: $(STAMP) ## Lint, format, types and layers, without running anything.
 	$(BIN)/ruff check .

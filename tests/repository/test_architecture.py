@@ -63,10 +63,12 @@ def listed(document: str) -> set[str]:
     found: set[str] = set()
     folder = ""
     for line in block[1].splitlines():
-        indent, name = len(line) - len(line.lstrip()), line.split()[0]
+        indent = len(line) - len(line.lstrip())
+        # Several modules may share a line: "a.py, b.py   what they do".
+        names = re.split(r"\s{2,}", line.strip())[0].split(", ")
         if indent == 2:
-            folder = name if name.endswith("/") else ""
-        found.add(name if indent == 2 else folder + name)
+            folder = names[0] if names[0].endswith("/") else ""
+        found.update(names if indent == 2 else [folder + name for name in names])
     return found
 
 
