@@ -350,11 +350,19 @@ class LocalSession:
         )
         return LocalSource(self.engine, self.sampler, load.result())
 
-    def current_source(self, name: str | None) -> LocalSource:
-        """The weights behind all calls made so far."""
-        if name is not None:
-            self.save_weights_for_sampler(name, None)
-        return LocalSource(self.engine, self.sampler, self.snapshot().result())
+    def current_source(self, name: str | None, inference_base_url: str | None) -> LocalSource:
+        """The weights behind all calls made so far.
+
+        Raises:
+            ConfigError: ``inference_base_url`` was given.
+        """
+        if inference_base_url is not None:
+            raise _own_sampler(f"inference_base_url={inference_base_url!r}")
+        saved = None if name is None else self.save_weights_for_sampler(name, None)
+        version = self.snapshot()
+        if saved is not None:
+            saved.result()
+        return LocalSource(self.engine, self.sampler, version.result())
 
     def snapshot(self) -> APIFuture[WeightsVersion]:
         """Queue the making of an immutable version of the weights."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from xorl_lab.engine.engine import Engine
 from xorl_lab.engine.versions import WeightsVersion
+from xorl_lab.errors import ConfigError
 from xorl_lab.futures import APIFuture
 from xorl_lab.samplers.base import SampleRequest, check_prompt
 from xorl_lab.samplers.embedded import EmbeddedSampler
@@ -53,5 +54,15 @@ class LocalSource:
         check_prompt(prompt, max_tokens, loaded.vocab_size, loaded.context_length)
 
     def submit(self, requests: Sequence[SampleRequest]) -> list[APIFuture[SampleResponse]]:
-        """Queue requests, all at once."""
+        """Queue requests, all at once.
+
+        Raises:
+            ConfigError: a request names an adapter of its own.
+        """
+        for request in requests:
+            if request.lora_path is not None:
+                raise ConfigError(
+                    f"lora_path is {request.lora_path!r}, but this client samples from one version "
+                    "of the weights: use create_sampling_client(model_path=...) for another"
+                )
         return self._sampler.submit_all(self._weights, requests)

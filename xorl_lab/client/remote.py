@@ -105,9 +105,9 @@ class RemoteService:
         if not answer.get("success", False):
             raise EngineError(f"{path} was not loaded: {answer.get('message', answer)}")
 
-    def source(self, path: str) -> RemoteSource:
-        """Completions from weights that the server's sampler has loaded."""
-        return RemoteSource(self.base_url, path, self._api_key, self._timeout)
+    def source(self, path: str, base_url: str | None = None) -> RemoteSource:
+        """Completions from weights that the server's sampler, or one behind it, has loaded."""
+        return RemoteSource(base_url or self.base_url, path, self._api_key, self._timeout)
 
     def list_checkpoints(self, model_id: str) -> APIFuture[CheckpointsListResponse]:
         """The checkpoints of a model."""
@@ -280,11 +280,13 @@ class RemoteSession:
         self.service.load_adapter(path)
         return self.service.source(path)
 
-    def current_source(self, name: str | None) -> RemoteSource:
+    def current_source(self, name: str | None, inference_base_url: str | None) -> RemoteSource:
         """The present weights, saved for sampling; without a name for six hours."""
         chosen = name or f"anonymous-{secrets.token_hex(6)}"
         ttl = None if name else ANONYMOUS_SECONDS
-        return self.source(self.save_weights_for_sampler(chosen, ttl).result().path)
+        path = self.save_weights_for_sampler(chosen, ttl).result().path
+        self.service.load_adapter(path)
+        return self.service.source(path, inference_base_url)
 
     def unload(self) -> APIFuture[UnloadModelResponse]:
         """Queue the end of the model on the server."""

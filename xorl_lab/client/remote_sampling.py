@@ -178,7 +178,8 @@ def _payload(request: SampleRequest, adapter: str) -> dict[str, Any]:
         "top_logprobs_num": request.top_logprobs,
         "logprob_start_len": 0 if request.prompt_logprobs else -1,
     }
-    return body | ({"lora_path": adapter} if adapter else {})
+    path = request.lora_path or adapter
+    return body | ({"lora_path": path} if path else {})
 
 
 def _response(answer: object, request: SampleRequest) -> SampleResponse:

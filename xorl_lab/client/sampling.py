@@ -98,12 +98,13 @@ class SamplingClient:
         """The base model's tokenizer."""
         return self._source.tokenizer()
 
-    def sample(  # noqa: PLR0913  (each is a feature of its own, and the first four are xorl's)
+    def sample(  # noqa: PLR0913  (each is a feature of its own, and the first five are xorl's)
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         num_samples: int = 1,
         return_logprobs: bool = True,
+        lora_path: str | None = None,
         *,
         prompt_logprobs: bool = False,
         top_logprobs: int = 0,
@@ -116,6 +117,7 @@ class SamplingClient:
             sampling_params: how to draw; None = the defaults.
             num_samples: completions wanted; they share one pass over the prompt.
             return_logprobs: report the logprob of each drawn token.
+            lora_path: name of another adapter that the server has loaded; servers only.
             prompt_logprobs: report the prompt tokens' logprobs too (at temperature 1).
             top_logprobs: number of alternatives to report per token.
             timeout: seconds after which to answer with what has been drawn (``abort``).
@@ -139,6 +141,7 @@ class SamplingClient:
             top_logprobs,
             deadline_in(timeout),
             keep_partial=True,
+            lora_path=lora_path,
         )
         return self._source.submit([request])[0]
 

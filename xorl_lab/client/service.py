@@ -24,6 +24,7 @@ from xorl_lab.types.params import DEFAULT_ALPHA
     "create_training_client_from_state!",
     "create_training_client_from_state_with_optimizer!",
     "create_sampling_client!",
+    "create_rest_client",
 )
 class ServiceClient:
     """Makes clients that train and sample, in this process or on a server.

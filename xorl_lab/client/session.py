@@ -80,7 +80,9 @@ class Session(Protocol):
     def delete_checkpoint(self, which: str) -> APIFuture[DeleteCheckpointResponse]: ...  # noqa: D102
 
     def source(self, path: str) -> "Source": ...  # noqa: D102
-    def current_source(self, name: str | None) -> "Source": ...  # noqa: D102
+    def current_source(  # noqa: D102
+        self, name: str | None, inference_base_url: str | None
+    ) -> "Source": ...
 
     def unload(self) -> APIFuture[UnloadModelResponse]: ...  # noqa: D102
     def kill_session(self, save_checkpoint: bool) -> APIFuture[KillSessionResponse]: ...  # noqa: D102

@@ -51,6 +51,11 @@ if TYPE_CHECKING:
     "delete_checkpoint_from_xorl_path",
     "unload",
     "kill_session",
+    "add_inference_endpoint",
+    "sync_inference_weights",
+    "list_inference_endpoints",
+    "remove_inference_endpoint",
+    "health_check!",
 )
 class TrainingClient:
     """Trains one model.  Made by :class:`~xorl_lab.client.service.ServiceClient`.
@@ -294,7 +299,9 @@ class TrainingClient:
         """
         return SamplingClient.of(self._session.source(model_path))
 
-    def save_weights_and_get_sampling_client(self, name: str | None = None) -> SamplingClient:
+    def save_weights_and_get_sampling_client(
+        self, name: str | None = None, inference_base_url: str | None = None
+    ) -> SamplingClient:
         """A sampling client on the weights as they are after all calls made so far.
 
         Waits for these calls.  Later steps do not change what the client samples from.
@@ -302,8 +309,12 @@ class TrainingClient:
         Args:
             name: save the weights under this name too; None keeps them in memory (a server: under
                 a name of its own, for six hours).
+            inference_base_url: the sampler behind the training server, if it is not that itself.
+
+        Raises:
+            ConfigError: ``inference_base_url`` was given, but this process trains.
         """
-        return SamplingClient.of(self._session.current_source(name))
+        return SamplingClient.of(self._session.current_source(name, inference_base_url))
 
     def list_checkpoints(self) -> APIFuture[CheckpointsListResponse]:
         """The checkpoints of this model, oldest first."""

@@ -34,6 +34,8 @@ class SampleRequest:
     """``time.monotonic()`` at which to give up."""
     keep_partial: bool = False
     """At the deadline answer with what has been drawn (``abort``) instead of cancelling."""
+    lora_path: str | None = None
+    """Adapter to sample from in place of the source's own; understood by servers."""
 
 
 def check_prompt(prompt: tuple[int, ...], max_tokens: int, vocab_size: int, context: int) -> None:
