@@ -260,9 +260,8 @@ def test_another_base_model_is_refused(service, client):
     with pytest.raises(
         CheckpointError,
         match=exactly(
-            "validation.checkpoint_config_mismatch: the checkpoint was saved from a model of "
-            "another shape (base_model: 'tiny' there, 'tiny-moe' here): create the client with the "
-            "checkpoint's own settings"
+            "validation.checkpoint_config_mismatch: checkpoint xorl://default/weights/a is of base "
+            "model 'tiny', but 'tiny-moe' was asked for: leave base_model out"
         ),
     ):
         service.create_training_client_from_state(path, "tiny-moe")
