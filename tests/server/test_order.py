@@ -2,11 +2,13 @@
 
 import itertools
 import json
+import time
 
 import pytest
 
 from tests.server.support import ADAM, LORA, datum, gradient, weights
 from xorl_lab.client import ServiceClient
+from xorl_lab.errors import EngineError
 from xorl_lab.types import Datum, ModelInput
 
 STEPS = [((1, 2, 3, 4), (9, 8, 7)), ((5, 6, 7), (4, 4, 4, 4)), ((30, 31, 32), (60, 61))]
@@ -217,3 +219,41 @@ def test_what_is_kept_is_bounded(start):
     assert "error" not in api.fetch(ids[-1])
     old = api.post("/api/v1/forward", seq_id=1, forward_input=gradient())
     assert old.status_code == 409, "it was carried out, and is not carried out again"
+
+
+def test_a_failure_that_nobody_has_fetched_stops_the_next_step(api, monkeypatch):
+    api.create()
+    session = api.lab.models.find("default").live
+    real = session.trained.forward_backward
+    api.call("forward_backward", seq_id=1, forward_backward_input=gradient())
+
+    def broken(*_, **__):
+        raise EngineError("no luck")
+
+    monkeypatch.setattr(session.trained, "forward_backward", broken)
+    lost = api.send("forward_backward", seq_id=2, forward_backward_input=gradient())
+    while not api.lab.requests.get(lost).done:
+        time.sleep(0.01)
+    step = api.call("optim_step", seq_id=3, adam_params=ADAM)
+    assert "a call before it failed" in step["error"]
+    assert api.fetch(lost) == {"error": "no luck", "category": "server"}
+
+    # Once the client knows, a step applies what there is.
+    monkeypatch.setattr(session.trained, "forward_backward", real)
+    api.call("forward_backward", seq_id=4, forward_backward_input=gradient())
+    monkeypatch.setattr(session.trained, "forward_backward", broken)
+    api.call("forward_backward", seq_id=5, forward_backward_input=gradient())
+    api.call("forward_backward", seq_id=6, forward_backward_input=gradient((1, 9999)))
+    assert api.call("optim_step", seq_id=7, adam_params=ADAM)["metrics"]["valid_tokens"] == 3
+
+
+def test_names_overwriting_and_expiry_over_http(api):
+    api.create()
+    path = api.call("save_weights", seq_id=1, path="a", ttl_seconds=3600)["path"]
+    taken = api.call("save_weights", seq_id=2, path="a")
+    assert taken["category"] == "user"
+    assert "checkpoint.exists" in taken["error"]
+    assert api.call("save_weights", seq_id=3, path="a", overwrite=True) == {"path": path}
+    assert "ttl_seconds" in api.call("save_weights", seq_id=4, path="b", ttl_seconds=-1)["error"]
+    (listed,) = api.ask("/api/v1/list_checkpoints")["checkpoints"]
+    assert listed["expires_at"] is None

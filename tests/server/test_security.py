@@ -125,6 +125,18 @@ def test_wrong_types_are_a_400_in_words(api, path, body):
     assert isinstance(answer.json()["detail"], str)
 
 
+def test_half_a_character_is_refused(api):
+    headers = {"Content-Type": "application/json"}
+    for path, body in {
+        "/generate": {"text": "\ud800"},
+        "/remove_inference_endpoint": {"host": "\ud800", "port": 1},
+        "/api/v1/create_model": {"model_id": "\ud800", "base_model": "tiny"},
+    }.items():
+        answer = api.http.post(path, content=json.dumps(body), headers=headers)
+        assert answer.status_code == 400
+        assert "half a character" in answer.json()["detail"]
+
+
 NAMES = ["../x", "..", "a/../../b", "/etc/passwd", "x\0y", "a\\b", "é", "", ".hidden", "x/" * 500]
 
 

@@ -6,8 +6,20 @@ its turn comes: whoever sent it waits at ``retrieve_future`` and must learn ther
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, SkipValidation
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SkipValidation
 
+
+def _encodable(text: str) -> str:
+    """JSON can write half a character (a lone surrogate), which no answer could repeat."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("the text has half a character in it") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+"""A string that can be written as UTF-8."""
 TokenId = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 """An id that fits the arrays; whether it is in the vocabulary is checked with the model."""
 Number = Annotated[int, Field(ge=-(2**63), lt=2**63)] | float
@@ -23,7 +35,7 @@ class Body(BaseModel):
 class ForModel(Body):
     """A request about one model."""
 
-    model_id: str = "default"
+    model_id: Text = "default"
 
 
 class LoraConfigIn(Body):
@@ -32,7 +44,7 @@ class LoraConfigIn(Body):
     rank: int = 32
     alpha: float | None = None
     dropout: float = 0.0
-    target_modules: list[str] | None = None
+    target_modules: list[Text] | None = None
     seed: int | None = None
     train_mlp: bool = True
     train_attn: bool = True
@@ -42,7 +54,7 @@ class LoraConfigIn(Body):
 class CreateModelIn(ForModel):
     """``create_model``."""
 
-    base_model: str
+    base_model: Text
     lora_config: LoraConfigIn | None = None
 
 
@@ -50,7 +62,7 @@ class TensorIn(Body):
     """Numbers of a loss input."""
 
     data: list[Number]
-    dtype: str = "float32"
+    dtype: Text = "float32"
     shape: list[int] | None = None
 
 
@@ -64,7 +76,7 @@ class DatumIn(Body):
     """One sequence to train on."""
 
     model_input: ModelInputIn
-    loss_fn_inputs: dict[str, TensorIn | list[Number]]
+    loss_fn_inputs: dict[Text, TensorIn | list[Number]]
     routed_experts: list[list[list[int]]] | None = None
 
 
@@ -72,9 +84,9 @@ class ForwardIn(Body):
     """Data and loss of ``forward`` and ``forward_backward``."""
 
     data: list[DatumIn]
-    loss_fn: str = "cross_entropy"
-    loss_fn_params: dict[str, Any] | None = None
-    loss_fn_config: dict[str, Any] | None = None
+    loss_fn: Text = "cross_entropy"
+    loss_fn_params: dict[Text, Any] | None = None
+    loss_fn_config: dict[Text, Any] | None = None
     routed_experts: list[list[list[list[int]]] | None] | None = None
 
 
@@ -116,7 +128,7 @@ class OptimStepBody(Sequenced):
 class SaveWeightsBody(Sequenced):
     """``save_weights``."""
 
-    path: str | None = None
+    path: Text | None = None
     ttl_seconds: float | None = None
     overwrite: bool = False
 
@@ -124,14 +136,14 @@ class SaveWeightsBody(Sequenced):
 class SaveForSamplerBody(Sequenced):
     """``save_weights_for_sampler``."""
 
-    name: str
+    name: Text
     ttl_seconds: float | None = None
 
 
 class LoadWeightsBody(Sequenced):
     """``load_weights``."""
 
-    path: str
+    path: Text
     optimizer: bool = False
     load_optimizer: bool = False
 
@@ -139,19 +151,19 @@ class LoadWeightsBody(Sequenced):
 class RetrieveFutureIn(Body):
     """``retrieve_future``."""
 
-    request_id: str
+    request_id: Text
 
 
 class CheckpointIn(ForModel):
     """``delete_checkpoint``."""
 
-    checkpoint_id: str
+    checkpoint_id: Text
 
 
 class WeightsInfoIn(Body):
     """``weights_info``."""
 
-    xorl_path: str
+    xorl_path: Text
 
 
 class KillSessionIn(ForModel):
@@ -163,13 +175,13 @@ class KillSessionIn(ForModel):
 class SamplingSessionIn(Body):
     """``create_sampling_session``."""
 
-    model_path: str
+    model_path: Text
 
 
 class EndpointIn(Body):
     """``remove_inference_endpoint``."""
 
-    host: str
+    host: Text
     port: Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -184,17 +196,17 @@ class AddEndpointIn(EndpointIn):
 class SyncIn(Body):
     """``sync_inference_weights``."""
 
-    model_id: str | None = None
+    model_id: Text | None = None
 
 
 class SessionIn(Body):
     """``session_heartbeat`` and ``session_info``."""
 
-    session_id: str | None = None
+    session_id: Text | None = None
 
 
 class AbortIn(Body):
     """``abort_request``."""
 
-    rid: str = ""
+    rid: Text = ""
     abort_all: bool = False

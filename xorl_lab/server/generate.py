@@ -16,7 +16,7 @@ from pydantic import Field, JsonValue
 from xorl_lab.errors import CancelledError, ConfigError, DataError
 from xorl_lab.futures import APIFuture
 from xorl_lab.samplers.base import SampleRequest, check_prompt, check_request, draw_seed
-from xorl_lab.server.bodies import Body, TokenId
+from xorl_lab.server.bodies import Body, Text, TokenId
 from xorl_lab.server.inference import Inference
 from xorl_lab.types import SampledSequence, SampleResponse, SamplingParams
 
@@ -46,15 +46,15 @@ MAX_COMPLETIONS = 16384
 class GenerateIn(Body):
     """``/generate``."""
 
-    text: str | list[str] | None = None
+    text: Text | list[Text] | None = None
     input_ids: list[TokenId] | list[list[TokenId]] | None = None
     sampling_params: dict[str, JsonValue] | list[dict[str, JsonValue]] | None = None
     return_logprob: bool | list[bool] | None = False
     logprob_start_len: int | list[int] | None = -1
     top_logprobs_num: int | list[int] | None = 0
     return_text_in_logprobs: bool = False
-    lora_path: str | list[str | None] | None = None
-    rid: str | list[str] | None = None
+    lora_path: Text | list[Text | None] | None = None
+    rid: Text | list[Text] | None = None
     stream: bool = False
     return_routed_experts: bool = False
     token_ids_logprob: JsonValue = Field(default=None)
