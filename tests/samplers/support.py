@@ -49,7 +49,7 @@ def engine_of(client: xl.SamplingClient | xl.TrainingClient) -> Engine:
 
 def sampler_of(client: xl.SamplingClient) -> embedded.EmbeddedSampler:
     """The sampler on the engine of a client."""
-    attached = engine_of(client).scheduler._backgrounds
+    attached = engine_of(client).scheduler.backgrounds
     return next(b for b in attached if isinstance(b, embedded.EmbeddedSampler))
 
 

@@ -116,12 +116,15 @@ def glance(target: Path) -> dict[str, Any]:
 
 
 def discard(target: Path) -> None:
-    """Delete a checkpoint.  Its name is free at once; a crash half-way leaves no half checkpoint.
+    """Delete a checkpoint, a damaged one too.
+
+    Its name is free at once; a crash half-way leaves no half checkpoint.
 
     Raises:
         CheckpointError: ``checkpoint.not_found``.
     """
-    glance(target)
+    if not target.is_dir():
+        glance(target)
     aside = _beside(target, _ASIDE)
     target.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)

@@ -26,7 +26,6 @@ from xorl_lab.types.checkpoints import (
     WeightsInfoResponse,
 )
 
-_samplers: "weakref.WeakKeyDictionary[Engine, EmbeddedSampler]" = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -58,9 +57,9 @@ class LocalService:
         """
         engine = engines.get(base_model, self._device, self._dtype)
         with _lock:
-            if engine not in _samplers:
-                _samplers[engine] = EmbeddedSampler(engine)
-            return engine, _samplers[engine]
+            attached = engine.scheduler.backgrounds
+            found = [b for b in attached if isinstance(b, EmbeddedSampler)]
+            return engine, found[0] if found else EmbeddedSampler(engine)
 
     def create(
         self,

@@ -114,6 +114,10 @@ class ServiceClient:
             ConfigError: the model is unknown, or a setting out of range.
             CheckpointError: ``validation.invalid_model_id``.
         """
+        if isinstance(target_modules, str):
+            raise ConfigError(
+                f"target_modules is {target_modules!r}: pass a list of names of linear layers"
+            )
         spec = LoraRunSpec(
             rank=rank,
             alpha=DEFAULT_ALPHA if alpha is None else alpha,

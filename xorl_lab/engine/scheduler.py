@@ -111,7 +111,8 @@ class Scheduler:
     def __init__(self, name: str) -> None:
         self._threads = torch.get_num_threads()
         self._jobs: deque[_Job[Any]] = deque()
-        self._backgrounds: list[Background] = []
+        self.backgrounds: list[Background] = []
+        """What takes part beside the operations; see :meth:`attach`."""
         self._condition = threading.Condition()
         self._closing: Exception | None = None
         self._thread = threading.Thread(target=self._work, name=f"xorl-lab {name}", daemon=True)
@@ -163,7 +164,7 @@ class Scheduler:
     def attach(self, background: Background) -> None:
         """Let a piece of background work take part."""
         with self._condition:
-            self._backgrounds.append(background)
+            self.backgrounds.append(background)
 
     def wake(self) -> None:
         """Tell the thread that background work has arrived."""
@@ -172,7 +173,7 @@ class Scheduler:
 
     def sweep(self) -> None:
         """Let the background work look at its clock.  Worker thread only."""
-        for background in self._backgrounds:
+        for background in self.backgrounds:
             background.sweep()
 
     def close(self, timeout: float = 10.0) -> None:
@@ -198,13 +199,13 @@ class Scheduler:
         while self._closing is None:
             # No name here for the job: it would live until the next one comes.
             self._run(self._next_job())
-            for background in self._backgrounds:
+            for background in self.backgrounds:
                 background.sweep()
                 if background.has_work() and self._closing is None:
                     background.run_quantum()
         for job in self._jobs:
             job.set_exception(self._closing)
-        for background in self._backgrounds:
+        for background in self.backgrounds:
             background.close(self._closing)
 
     def _next_job(self) -> _Job[Any] | None:
@@ -213,7 +214,7 @@ class Scheduler:
                 lambda: (
                     self._closing is not None
                     or bool(self._jobs)
-                    or any(b.has_work() for b in self._backgrounds)
+                    or any(b.has_work() for b in self.backgrounds)
                 )
             )
             return self._jobs.popleft() if self._jobs and self._closing is None else None

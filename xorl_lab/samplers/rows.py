@@ -32,6 +32,7 @@ class Task:
         self.future: APIFuture[SampleResponse] = APIFuture(self._cancel)
         self.prompt_logprobs: list[float | None] | None = None
         self._rows: list[Row] = []
+        self._taken = 0
 
     @property
     def span(self) -> int:
@@ -41,13 +42,14 @@ class Task:
     @property
     def remaining(self) -> int:
         """Samples that have not become rows yet."""
-        return self.request.num_samples - len(self._rows)
+        return self.request.num_samples - self._taken
 
     def take(self, count: int) -> list["Row"]:
         """Turn up to ``count`` waiting samples into rows."""
-        first = len(self._rows)
-        fresh = [Row(self, first + i) for i in range(max(0, min(count, self.remaining)))]
+        count = max(0, min(count, self.remaining))
+        fresh = [Row(self, self._taken + i) for i in range(count)]
         self._rows += fresh
+        self._taken += count
         return fresh
 
     def check_deadline(self, now: float) -> None:
@@ -79,6 +81,8 @@ class Task:
             "completion_tokens": sum(len(s.tokens) for s in sequences),
         }
         self.future.set_result(SampleResponse(sequences, meta, self.prompt_logprobs))
+        # Rows know their task: without this only the cycle collector would free the weights.
+        self._rows.clear()
 
     def _cancel(self) -> bool:
         return self.future.set_exception(CancelledError("sampling was cancelled"))

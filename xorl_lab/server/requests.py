@@ -18,8 +18,8 @@ from typing import Any
 from xorl_lab.futures import APIFuture
 from xorl_lab.server.wire import error_json, to_json
 
-UNREAD = 256
-"""Finished requests to keep whose answers nobody has fetched."""
+UNREAD_BYTES = 2**30
+"""Memory that answers may take, about, which nobody has fetched yet."""
 
 Encode = Callable[[Any], dict[str, Any]]
 
@@ -43,6 +43,8 @@ class Entry:
         """The sequence number that has to arrive first."""
         self.seen = False
         """True once the client has fetched how it ended."""
+        self.weight = 4096
+        """Bytes that the answer takes before it is encoded, about."""
         self.rejected: BaseException | None = None
         """Why it could not even be submitted."""
         self.future: APIFuture[Any] | None = None
@@ -125,8 +127,8 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """Bytes that the answer takes, as far as it is encoded."""
-        return len(self._body or b"")
+        """Bytes that the answer takes, about."""
+        return self.weight if self._body is None else len(self._body)
 
     def _encoded(self) -> bytes:
         future, self.future = self.future, None
@@ -194,16 +196,17 @@ class Requests:
         await asyncio.gather(*(entry.wait(seconds, never) for entry in self.pending()))
 
     def trim(self) -> None:
-        """Forget the oldest answers that are over the limits; the newest one stays."""
-        unread = [key for key, entry in self._finished.items() if not entry.seen]
-        for key in unread[:-UNREAD]:
-            del self._finished[key]
-        size = sum(entry.size for entry in self._finished.values())
-        while len(self._finished) > 1 and (
-            len(self._finished) > self._kept or size > self._kept_bytes
-        ):
-            _, gone = self._finished.popitem(last=False)
-            size -= gone.size
+        """Forget the oldest answers that are over the limits; the newest one stays.
+
+        Answers that were fetched have a limit of their own: nobody is likely to want them again.
+        """
+        for seen, limit in ((True, self._kept_bytes), (False, UNREAD_BYTES)):
+            keys = [key for key, entry in self._finished.items() if entry.seen == seen]
+            size = sum(self._finished[key].size for key in keys)
+            for count, key in enumerate(keys[:-1]):
+                if len(keys) - count <= self._kept and size <= limit:
+                    break
+                size -= self._finished.pop(key).size
 
     def _close(self, entry: Entry) -> None:
         self._pending.pop(entry.request_id, None)
@@ -255,7 +258,7 @@ class Ledger:
         return seq_id <= 1 if self.next is None else seq_id == self.next
 
 
-def digest_of(path: str, body: dict[str, Any]) -> str:
-    """Hash of a request's canonical form: the order of keys and blanks do not matter."""
-    text = json.dumps([path, body], sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+def digest_of(path: str, body: dict[str, Any]) -> tuple[str, int]:
+    """Hash of a request's canonical form, and its length: order of keys and blanks do not matter."""
+    text = json.dumps([path, body], sort_keys=True, separators=(",", ":")).encode()
+    return hashlib.blake2b(text, digest_size=16).hexdigest(), len(text)

@@ -26,8 +26,11 @@ def _take(
     encode: Encode,
     run: Callable[[Model, Entry], APIFuture[Any]],
 ) -> JSONResponse:
-    digest = "" if body.seq_id is None else digest_of(path, dict(body))
+    digest, size = digest_of(path, dict(body))
     taken = lab.models.submit(body.model_id, encode, run, body.seq_id, digest)
+    if isinstance(taken, Entry):
+        # The answer has about as many numbers as the request.
+        taken.weight = size
     return phase_one(taken, body.model_id)
 
 
