@@ -144,6 +144,13 @@ def load(trained: Trained, folder: Path, *, with_optimizer: bool) -> None:
             was.
     """
     state = checkpoints.read(folder)
+    if with_optimizer and OPTIMIZER_FILE not in state["files"]:
+        raise CheckpointError(
+            "checkpoint.no_optimizer",
+            f"checkpoint {folder.name!r} holds weights alone: load it without the optimizer, or "
+            "use one that save_state made",
+            {"name": folder.name},
+        )
     dtype = str(trained.base.dtype).removeprefix("torch.")
     if with_optimizer and state["dtype"] != dtype:
         raise CheckpointError(
