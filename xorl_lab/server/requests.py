@@ -259,6 +259,6 @@ class Ledger:
 
 
 def digest_of(path: str, body: dict[str, Any]) -> tuple[str, int]:
-    """Hash of a request's canonical form, and its length: order of keys and blanks do not matter."""
+    """Hash and length of a request's canonical form: order of keys and blanks do not matter."""
     text = json.dumps([path, body], sort_keys=True, separators=(",", ":")).encode()
     return hashlib.blake2b(text, digest_size=16).hexdigest(), len(text)
