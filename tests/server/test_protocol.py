@@ -34,7 +34,7 @@ def test_two_phase_results(api):
     assert for_sampler["model_path"] == "sampler_weights/s"
     assert for_sampler["size"] > 0
     loaded = api.call("load_weights", seq_id=7, path=saved["path"], optimizer=True)
-    assert loaded == {"path": saved["path"]}
+    assert loaded == {"path": saved["path"], "info": {"version": loaded["info"]["version"]}}
     gone = api.call("unload_model", model_id="default", type="unload_model")
     assert gone == {"model_id": "default", "type": "unload_model"}
     assert api.call("unload_model", model_id="default") == gone
@@ -50,6 +50,8 @@ def test_direct_answers_about_checkpoints(api):
     assert [c["checkpoint_type"] for c in listed] == ["training", "training", "sampler"]
     assert {"checkpoint_id", "checkpoint_type", "time", "path", "size_bytes"} <= keys(listed[0])
     info = api.ask("/api/v1/weights_info", xorl_path="xorl://m/weights/a")
+    lora = info.pop("lora")
+    assert (lora["rank"], lora["alpha"]) == (4, 32.0)
     assert info == {"base_model": "tiny", "is_lora": True, "lora_rank": 4}
     runs = api.http.get("/api/v1/training_runs?limit=5&offset=0").json()
     assert runs["cursor"] == {"offset": 0, "limit": 5, "total_count": 1}
@@ -77,7 +79,7 @@ def test_a_checkpoint_is_found_by_each_of_its_names(api):
     api.call("save_weights", seq_id=1, path="a")
     names = ("a", "weights/a", "weights/default/a", "xorl://default/weights/a")
     for seq, name in enumerate(names, 2):
-        assert api.call("load_weights", seq_id=seq, path=name) == {"path": name}
+        assert api.call("load_weights", seq_id=seq, path=name)["path"] == name
 
 
 def test_sessions_and_health(api):

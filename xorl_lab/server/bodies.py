@@ -176,6 +176,8 @@ class SamplingSessionIn(Body):
     """``create_sampling_session``."""
 
     model_path: Text
+    bind: bool = False
+    """Answer with a name that goes on meaning these weights when the checkpoint is replaced."""
 
 
 class EndpointIn(Body):

@@ -1,14 +1,17 @@
 """What the sampler answers with: published weights, adapters by name, and the known endpoints."""
 
 import asyncio
+import hashlib
+import json
 import re
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
 
-from xorl_lab.checkpoints import Address
+from xorl_lab.checkpoints import Address, glance
 from xorl_lab.client.local import LocalService
 from xorl_lab.engine.versions import WeightsVersion
 from xorl_lab.errors import CheckpointError, ConfigError
@@ -18,7 +21,9 @@ from xorl_lab.server.settings import ServerSettings
 from xorl_lab.types.checkpoints import InferenceEndpoint, SyncWeightsResponse
 
 MAX_ADAPTERS = 64
-"""Adapters that are held by name; the one that was used least lately is dropped."""
+"""Registered weights that are held; those that were used least lately are dropped."""
+MAX_ADAPTER_BYTES = 8 * 2**30
+"""Memory that they may take, about; the newest are held whatever they take."""
 HEALTH_SECONDS = 2.0
 """How long another server may take to say that it is there."""
 HOST = re.compile(r"[A-Za-z0-9.-]{1,253}|[0-9A-Fa-f:.]{2,45}")
@@ -41,6 +46,9 @@ class Inference:
         self.ports: set[int] = {p for p in (settings.port, settings.sampler_port) if p}
         """Ports of this very server."""
         self._adapters: OrderedDict[str, WeightsVersion] = OrderedDict()
+        """By a name that no other weights ever get."""
+        self._names: dict[str, str] = {}
+        """Checkpoint name, and URI, to the key of the weights that were registered last."""
         self._endpoints: dict[tuple[str, int], InferenceEndpoint] = {}
 
     def version(self, name: str | None) -> WeightsVersion:
@@ -54,25 +62,27 @@ class Inference:
         """
         if not name:
             return self.published
-        version = self._adapters.get(name)
+        key = self._names.get(name, name)
+        version = self._adapters.get(key)
         if version is None:
             raise ConfigError(
                 f"no adapter {name[:200]!r} is registered: call create_sampling_session with its "
                 f"path first; there are {sorted(self.adapters())[:20]}"
             )
-        self._adapters.move_to_end(name)
+        self._adapters.move_to_end(key)
         return version
 
     def adapters(self) -> list[str]:
         """Names of the registered adapters."""
-        return [name for name in self._adapters if "://" not in name]
+        return [name for name in self._names if "://" not in name]
 
-    async def register(self, model_path: str) -> str:
+    async def register(self, model_path: str, *, bind: bool = False) -> str:
         """Load a checkpoint for sampling, under its name; an older one of that name is replaced.
 
         Args:
             model_path: ``xorl://MODEL/sampler_weights/NAME``, or ``sampler_weights/NAME`` of the
                 default model.
+            bind: answer with a name that only these weights ever have.
 
         Returns:
             The name that requests give as ``lora_path``.
@@ -82,22 +92,43 @@ class Inference:
         """
         path = model_path if "://" in model_path else f"xorl://default/{model_path}"
         address = Address.parse(path)
-        engine, _, version = await asyncio.get_running_loop().run_in_executor(
-            None, self.service.sampling_version, address.uri
-        )
-        if engine is not self.engine:
-            raise CheckpointError(
-                "validation.checkpoint_config_mismatch",
-                f"checkpoint {address.uri} is of base model {engine.loaded.name!r}, but this "
-                f"server serves {self.engine.loaded.name!r}",
-                {"base_model": engine.loaded.name},
-            )
-        for name in (address.name, address.uri):
-            self._adapters[name] = version
-            self._adapters.move_to_end(name)
-        while len(self._adapters) > 2 * MAX_ADAPTERS:
-            self._adapters.popitem(last=False)
-        return address.name
+        loop = asyncio.get_running_loop()
+        key, version = await loop.run_in_executor(None, self._load, address)
+        self._adapters.setdefault(key, version)
+        self._adapters.move_to_end(key)
+        self._names |= {address.name: key, address.uri: key}
+        self._drop_oldest()
+        return key if bind else address.name
+
+    def _load(self, address: Address) -> tuple[str, WeightsVersion]:
+        """A checkpoint's weights, unless they are held already, and the key for them."""
+        folder = address.folder(self.settings.root)
+        while True:
+            key = _key(address, glance(folder))
+            version = self._adapters.get(key)
+            if version is not None:
+                return key, version
+            engine, _, version = self.service.sampling_version(address.uri)
+            if engine is not self.engine:
+                raise CheckpointError(
+                    "validation.checkpoint_config_mismatch",
+                    f"checkpoint {address.uri} is of base model {engine.loaded.name!r}, but this "
+                    f"server serves {self.engine.loaded.name!r}",
+                    {"base_model": engine.loaded.name},
+                )
+            if _key(address, glance(folder)) == key:
+                return key, version
+            # It was replaced while it was read.
+
+    def _drop_oldest(self) -> None:
+        sizes = {key: _bytes(version) for key, version in self._adapters.items()}
+        total = sum(sizes.values())
+        for key in list(self._adapters)[:-1]:
+            if len(self._adapters) <= MAX_ADAPTERS and total <= MAX_ADAPTER_BYTES:
+                break
+            total -= sizes[key]
+            del self._adapters[key]
+        self._names = {name: key for name, key in self._names.items() if key in self._adapters}
 
     def publish(self, version: WeightsVersion, seconds: float) -> SyncWeightsResponse:
         """Let ``/generate`` answer with these weights from now on.
@@ -119,7 +150,6 @@ class Inference:
             place = {"host": endpoint.host, "port": endpoint.port}
             results.append({**place, "success": embedded, "message": message})
         failed = [r for r in results if not r["success"]]
-        tensors = _tensors(version)
         return SyncWeightsResponse(
             success=not failed,
             message=(
@@ -128,8 +158,8 @@ class Inference:
                 else f"/generate samples from version {version.number} of {version.model_id!r}"
             ),
             transfer_time=seconds,
-            total_bytes=sum(t.numel() * t.element_size() for t in tensors),
-            num_parameters=len(tensors),
+            total_bytes=_bytes(version),
+            num_parameters=len(_tensors(version)),
             num_buckets=1,
             endpoints_synced=results,
         )
@@ -219,6 +249,16 @@ async def _healthy(host: str, port: int) -> bool:
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError):
         return False
     return response.status_code == 200
+
+
+def _key(address: Address, state: Mapping[str, Any]) -> str:
+    """A name for what is saved there now: its digests are in it, and when it was saved."""
+    text = json.dumps(state, sort_keys=True).encode()
+    return f"{address.uri}@{hashlib.blake2b(text, digest_size=8).hexdigest()}"
+
+
+def _bytes(version: WeightsVersion) -> int:
+    return sum(t.numel() * t.element_size() for t in _tensors(version))
 
 
 def _tensors(version: WeightsVersion) -> list[Any]:

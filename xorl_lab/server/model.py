@@ -7,11 +7,13 @@ from typing import Any
 
 from xorl_lab.checkpoints import Address
 from xorl_lab.client.local import LocalSession
+from xorl_lab.engine import saving
+from xorl_lab.engine.scheduler import Ticket
 from xorl_lab.errors import EngineError
 from xorl_lab.futures import APIFuture
 from xorl_lab.server.bodies import LoraConfigIn
 from xorl_lab.server.requests import Entry, Ledger
-from xorl_lab.types import AdamParams
+from xorl_lab.types import AdamParams, OptimStepResponse
 
 Operation = Callable[[Entry], APIFuture[Any]]
 
@@ -77,7 +79,10 @@ class Model:
         errors = [e.rejected for e in gradients if e.rejected is not None and not e.seen]
         if errors:
             return self._drop("optim_step", errors[0])
-        return self.session().optim_step(adam)
+        session = self.session()
+        future = session.optim_step(adam)
+        future.add_done_callback(lambda f: _tell_version(f, session))
+        return future
 
     def save(self, name: str | None, ttl: float | None, overwrite: bool) -> APIFuture[Any]:
         """Submit a checkpoint to resume from."""
@@ -87,9 +92,21 @@ class Model:
         return future
 
     def load(self, address: Address, *, with_optimizer: bool) -> APIFuture[Any]:
-        """Submit the loading of a checkpoint."""
+        """Submit the loading of a checkpoint; at any time, but only of one that fits."""
         session = self.session()
-        future = session.load(address, with_optimizer=with_optimizer)
+        if session.closed is not None:
+            raise EngineError(session.closed)
+
+        def run(ticket: Ticket) -> dict[str, Any]:
+            ticket.commit()
+            # Not before its turn: what a save that is queued will write may be what is loaded.
+            folder = address.folder(session.root)
+            saving.check_shape(folder, session.base_model, session.spec)
+            saving.load(session.trained, folder, with_optimizer=with_optimizer)
+            session.parent = address.uri
+            return {"version": session.version}
+
+        future = session.engine.scheduler.submit(run, name="load_state")
         future.add_done_callback(lambda f: self._note_saved(f, session))
         return future
 
@@ -142,3 +159,9 @@ class Model:
         if self._session is not None:
             self._session.close(f"model {self.model_id!r} was unloaded: create it again")
         return future
+
+
+def _tell_version(future: APIFuture[OptimStepResponse], session: LocalSession) -> None:
+    # On the worker thread, before the next operation: it is the version that the step has made.
+    if future.exception(0) is None:
+        future.result(0).info["version"] = session.version

@@ -10,6 +10,7 @@ import hashlib
 import json
 import secrets
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from xorl_lab.server.wire import error_json, to_json
 
 UNREAD_BYTES = 2**30
 """Memory that answers may take, about, which nobody has fetched yet."""
+UNREAD_SECONDS = 600.0
+"""How long an answer that nobody has fetched is kept, however many there are."""
 
 Encode = Callable[[Any], dict[str, Any]]
 
@@ -43,6 +46,8 @@ class Entry:
         """The sequence number that has to arrive first."""
         self.seen = False
         """True once the client has fetched how it ended."""
+        self.ended = 0.0
+        """``time.monotonic()`` when the answer was there."""
         self.weight = 4096
         """Bytes that the answer takes before it is encoded, about."""
         self.rejected: BaseException | None = None
@@ -149,6 +154,7 @@ class Entry:
 
     def _finish(self) -> None:
         if not self._done.is_set():
+            self.ended = time.monotonic()
             self._done.set()
             for callback in self._on_done:
                 callback(self)
@@ -199,12 +205,16 @@ class Requests:
         """Forget the oldest answers that are over the limits; the newest one stays.
 
         Answers that were fetched have a limit of their own: nobody is likely to want them again.
+        Those that were not are kept for a while however many they are: a client may send a whole
+        run before it fetches the first.
         """
+        young = time.monotonic() - UNREAD_SECONDS
         for seen, limit in ((True, self._kept_bytes), (False, UNREAD_BYTES)):
             keys = [key for key, entry in self._finished.items() if entry.seen == seen]
             size = sum(self._finished[key].size for key in keys)
             for count, key in enumerate(keys[:-1]):
-                if len(keys) - count <= self._kept and size <= limit:
+                few = len(keys) - count <= self._kept
+                if size <= limit and (few or (not seen and self._finished[key].ended > young)):
                     break
                 size -= self._finished.pop(key).size
 

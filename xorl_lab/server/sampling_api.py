@@ -46,6 +46,7 @@ async def health(lab: Lab) -> dict[str, Any]:
     """Say that the server is there, and how busy it is."""
     return {
         "xorl_lab": __version__,
+        "is_lora": not lab.settings.full,
         "status": "stopping" if lab.models.closing else "healthy",
         "engine_running": not lab.models.closing,
         "active_requests": lab.requests.active + lab.generator.active,
@@ -67,8 +68,9 @@ async def health_generate(request: Request, lab: Lab) -> Response:
 async def model_info(lab: Lab) -> dict[str, Any]:
     """The served model, under SGLang's names."""
     info = lab.inference.server_info()
-    names = ("model_path", "tokenizer_path", "weight_version")
-    return {**{name: info[name] for name in names}, "is_generation": True}
+    names = ("model_path", "tokenizer_path", "weight_version", "context_length", "vocab_size")
+    known = {name: info[name] for name in names}
+    return {**known, "is_generation": True, "xorl_lab": __version__}
 
 
 @routes.get("/server_info")
@@ -90,7 +92,7 @@ async def list_models(lab: Lab) -> dict[str, Any]:
 @routes.post("/api/v1/create_sampling_session")
 async def create_sampling_session(body: bodies.SamplingSessionIn, lab: Lab) -> dict[str, Any]:
     """Load a checkpoint for ``/generate``; its name there is the checkpoint's."""
-    name = await lab.inference.register(body.model_path)
+    name = await lab.inference.register(body.model_path, bind=body.bind)
     version = lab.inference.version(name)
     return {
         "success": True,

@@ -57,7 +57,8 @@ async def weights_info(body: bodies.WeightsInfoIn, lab: Lab) -> dict[str, Any]:
     folder = address_of(body.xorl_path, "default").folder(lab.settings.root)
     saved = await _thread(lambda: glance(folder))
     lora = saved.get("lora") or {}
-    return asdict(WeightsInfoResponse(str(saved["base_model"]), bool(lora), lora.get("rank")))
+    info = WeightsInfoResponse(str(saved["base_model"]), bool(lora), lora.get("rank"))
+    return {**asdict(info), "lora": saved.get("lora")}
 
 
 @routes.get("/training_runs")
@@ -107,6 +108,7 @@ async def get_info(body: bodies.ForModel, lab: Lab) -> dict[str, Any]:
         "is_lora": not lab.settings.full,
         "lora_rank": None if spec is None else spec.rank,
         "step": 0 if session is None else session.trained.steps,
+        "version": 0 if session is None else session.version,
     }
 
 

@@ -103,7 +103,7 @@ async def load_weights(body: bodies.LoadWeightsBody, lab: Lab) -> JSONResponse:
         address = address_of(path, model.model_id)
         return model.load(address, with_optimizer=with_optimizer)
 
-    return _take(lab, "load_weights", body, lambda _: {"path": path}, run)
+    return _take(lab, "load_weights", body, lambda loaded: {"path": path, "info": loaded}, run)
 
 
 @routes.post("/save_weights_for_sampler")
