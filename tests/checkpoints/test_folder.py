@@ -225,7 +225,7 @@ def test_a_process_killed_at_any_call_leaves_old_or_new(root, tmp_path, call):
 
 def test_recover_leaves_a_live_process_alone(tmp_path):
     place = tmp_path / "model" / "weights"
-    mine = place / f".writing-{os.getpid()}-0a1b2c3d-name"
+    mine = place / f".writing-{os.getpid()}-{folder._TOKEN}0a1b2c3d-name"
     mine.mkdir(parents=True)
     folder.recover(tmp_path)
     assert mine.is_dir()
@@ -237,10 +237,10 @@ def test_recover_clears_what_dead_processes_left_and_nothing_else(tmp_path):
     place = tmp_path / "model" / "weights"
     write(place / "kept", b"one")
     write(place / "lost", b"two")
-    (place / "lost").rename(place / f".replaced-{dead.pid}-0a1b2c3d-lost")
+    (place / "lost").rename(place / f".replaced-{dead.pid}-000000000a1b2c3d-lost")
     write(place / "older", b"three")
-    (place / "older").rename(place / f".replaced-{dead.pid}-0a1b2c3e-kept")
-    (place / f".writing-{dead.pid}-0a1b2c3d-new").mkdir()
+    (place / "older").rename(place / f".replaced-{dead.pid}-000000000a1b2c3e-kept")
+    (place / f".writing-{dead.pid}-000000000a1b2c3d-new").mkdir()
     (place / ".writing-of-mine").mkdir()
     (place / ".replaced").mkdir()
     folder.recover(tmp_path)
@@ -256,3 +256,21 @@ def test_recover_clears_what_dead_processes_left_and_nothing_else(tmp_path):
 
 def test_recover_of_nothing_is_fine(tmp_path):
     folder.recover(tmp_path / "absent")
+
+
+def test_what_an_earlier_process_of_the_same_id_left_is_restored(tmp_path):
+    place = tmp_path / "model" / "weights"
+    folder.write(place / "a", {"x": lambda p: p.write_bytes(b"old")}, {})
+    (place / "a").rename(place / f".replaced-{os.getpid()}-0000000000000000-a")
+    folder.recover(tmp_path)
+    assert [p.name for p in place.iterdir()] == ["a"]
+    assert (place / "a" / "x").read_bytes() == b"old"
+
+
+def test_an_expired_checkpoint_is_not_read(tmp_path):
+    target = tmp_path / "model" / "weights" / "a"
+    folder.write(target, {"x": lambda p: p.write_bytes(b"1")}, {"expires_at": 1.0})
+    with pytest.raises(CheckpointError) as caught:
+        folder.read(target)
+    assert caught.value.code == "checkpoint.not_found"
+    assert "has expired" in str(caught.value)

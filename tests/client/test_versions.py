@@ -251,3 +251,65 @@ def test_versions_hold_copies_of_an_adapter(service):
     assert not {v.data_ptr() for v in version(sampler).adapter.values()} & {
         p.data_ptr() for p in lora._session.trained.parameters.values()
     }
+
+
+def test_a_refused_copy_leaves_window_and_version_as_they_were(full, monkeypatch):
+    sampler = full.save_weights_and_get_sampling_client()
+    before = drawn(sampler)
+    monkeypatch.setattr(trainer, "COPY_BUDGET", 0)
+    full.forward_backward(DATA).result(60)
+    for _ in range(2):
+        with pytest.raises(EngineError, match="over the budget"):
+            full.optim_step(ADAM).result(60)
+    assert drawn(sampler) == before
+    monkeypatch.undo()
+    assert full.optim_step(ADAM).result(60).metrics["step"] == 1
+    assert drawn(sampler) == before
+
+
+def test_a_prompt_that_comes_again_in_a_batch_is_drawn_anew(service):
+    base = service.create_sampling_client(base_model="tiny")
+    params = xl.SamplingParams(max_tokens=8, seed=5)
+    batch = base.sample_batch([PROMPT] * 4, params).result(60)
+    tokens = [tuple(response.tokens) for _, response in batch.completed]
+    assert len(set(tokens)) == 4
+    assert tokens[0] == tuple(base.sample(PROMPT, params).result(60).tokens)
+    again = base.sample_batch([PROMPT] * 4, params).result(60)
+    assert [tuple(response.tokens) for _, response in again.completed] == tokens
+
+
+def test_a_client_whose_model_is_gone_still_says_what_it_was(service):
+    client = service.create_lora_training_client("tiny", rank=4, seed=1)
+    step(client, DATA)
+    client.unload()
+    late = client.forward_backward(DATA) if client._session.closed is None else None
+    assert late is None or "was unloaded" in str(late.exception(60))
+    assert client.version == 1
+    assert "version 1" in repr(client)
+
+
+def test_a_number_is_not_given_to_other_weights_by_a_load(service):
+    client = service.create_lora_training_client("tiny", rank=4, seed=1)
+    step(client, DATA)
+    path = client.save_state("one").result(60).path
+    step(client, DATA)
+    from xorl_lab.checkpoints import Address
+
+    client._session.load(Address.parse(path), with_optimizer=True).result(60)
+    assert client.version == 3
+
+
+def test_a_sampler_goes_on_after_a_fault_outside_its_lanes(service, monkeypatch):
+    client = service.create_lora_training_client("tiny", rank=4, seed=1)
+    sampler = client._session.sampler
+
+    def broken() -> None:
+        raise OSError("planted")
+
+    monkeypatch.setattr(sampler, "_admit", broken)
+    base = service.create_sampling_client(base_model="tiny")
+    error = base.sample("once", xl.SamplingParams(max_tokens=2)).exception(60)
+    assert str(error) == "sampling failed (OSError: planted)"
+    monkeypatch.undo()
+    assert len(base.sample("once", xl.SamplingParams(max_tokens=2)).result(60).tokens) >= 1
+    assert works(client)

@@ -1,10 +1,11 @@
 import math
 import re
 
+import numpy as np
 import pytest
 
 from xorl_lab.errors import ConfigError
-from xorl_lab.types import AdamParams, LoraRunSpec
+from xorl_lab.types import AdamParams, LoraRunSpec, SamplingParams
 
 ABOVE_ZERO = [0, 0.0, -1.0, math.nan, math.inf, None, "1e-4", True]
 
@@ -80,7 +81,9 @@ def test_other_things_are_refused(value):
         ({"alpha": math.nan}, "alpha is nan: pass a number > 0"),
         ({"dropout": 1.0}, "dropout is 1.0: pass a number in [0, 1)"),
         ({"dropout": -0.1}, "dropout is -0.1: pass a number in [0, 1)"),
-        ({"seed": 1.5}, "seed is 1.5: pass an integer or None"),
+        ({"seed": 1.5}, "seed is 1.5: pass an integer from 0 to 2**63 - 1, or None"),
+        ({"seed": 2**70}, f"seed is {2**70}: pass an integer from 0 to 2**63 - 1, or None"),
+        ({"train_mlp": "no"}, "train_mlp is 'no': pass True or False"),
         (
             {"train_mlp": False, "train_attn": False},
             "train_mlp, train_attn and train_unembed are all False, so nothing would be trained: "
@@ -91,3 +94,10 @@ def test_other_things_are_refused(value):
 def test_an_adapter_of_impossible_shape_is_refused(given, message):
     with refused(message):
         LoraRunSpec(**given)
+
+
+def test_scalars_of_numpy_are_numbers():
+    params = AdamParams(learning_rate=np.float32(0.5), beta1=np.float64(0.25))
+    assert (params.learning_rate, type(params.learning_rate)) == (0.5, float)
+    assert type(params.beta1) is float
+    assert type(SamplingParams(max_tokens=np.int64(4)).max_tokens) is int

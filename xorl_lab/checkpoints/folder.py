@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ STATE = "state.json"
 FORMAT = 1
 _ASIDE = ".writing"
 _OLD = ".replaced"
-_LITTER = re.compile(r"\.(?:writing|replaced)-(\d+)-[0-9a-f]{8}-(.+)")
+_LITTER = re.compile(r"\.(?:writing|replaced)-(\d+)-([0-9a-f]{8})[0-9a-f]{8}-(.+)")
+_TOKEN = secrets.token_hex(4)
+"""Marks what this process is writing."""
 _SEAL = "state_sha256"
 
 Writer = Callable[[Path], object]
@@ -76,6 +79,13 @@ def read(target: Path) -> dict[str, Any]:
         CheckpointError: ``checkpoint.not_found``, or ``checkpoint.damaged`` naming the file.
     """
     state = glance(target)
+    expires = state.get("expires_at")
+    if expires is not None and expires <= time.time():
+        raise CheckpointError(
+            "checkpoint.not_found",
+            f"checkpoint {target.name!r} has expired: it was saved with a life of ttl_seconds",
+            {"name": target.name},
+        )
     for name, facts in state["files"].items():
         path = target / name
         if not path.is_file():
@@ -138,10 +148,10 @@ def recover(root: Path) -> None:
     """
     for path in list(root.glob("*/*/.*")):
         match = _LITTER.fullmatch(path.name)
-        if match is None or _alive(int(match[1])):
+        if match is None or _in_use(int(match[1]), match[2]):
             continue
-        if path.name.startswith(_OLD) and not (path.parent / match[2]).exists():
-            path.rename(path.parent / match[2])
+        if path.name.startswith(_OLD) and not (path.parent / match[3]).exists():
+            path.rename(path.parent / match[3])
         else:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -164,7 +174,7 @@ def _rename(aside: Path, target: Path, overwrite: bool) -> None:
 
 def _beside(target: Path, what: str) -> Path:
     """A hidden name beside the target, from which :func:`recover` can tell whose it is."""
-    return target.parent / f"{what}-{os.getpid()}-{secrets.token_hex(4)}-{target.name}"
+    return target.parent / f"{what}-{os.getpid()}-{_TOKEN}{secrets.token_hex(4)}-{target.name}"
 
 
 def _flush(path: Path) -> str:
@@ -188,6 +198,14 @@ def _digest(path: Path) -> str:
 
 def _seal(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def _in_use(pid: int, token: str) -> bool:
+    """True if the process that made the name still runs.
+
+    In a container every process may have the same id: the token tells this one from an earlier one.
+    """
+    return token == _TOKEN if pid == os.getpid() else _alive(pid)
 
 
 def _alive(pid: int) -> bool:

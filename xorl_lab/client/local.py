@@ -128,8 +128,13 @@ class LocalService:
         return self.create(saved, model_id, saving.lora_spec(state), load)
 
     def list_checkpoints(self, model_id: str) -> APIFuture[CheckpointsListResponse]:
-        """The checkpoints of a model, oldest first."""
-        return APIFuture.completed(CheckpointsListResponse(catalog.listing(self.root, model_id)))
+        """The checkpoints of a model, oldest first.
+
+        Raises:
+            CheckpointError: ``validation.invalid_model_id``.
+        """
+        found = catalog.listing(self.root, check_model_id(model_id))
+        return APIFuture.completed(CheckpointsListResponse(found))
 
     def delete_checkpoint(self, model_id: str, which: str) -> APIFuture[DeleteCheckpointResponse]:
         """Delete a checkpoint, given by URI or by ``KIND/NAME``."""

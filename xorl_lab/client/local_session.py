@@ -10,7 +10,7 @@ from xorl_lab import checkpoints, losses
 from xorl_lab.checkpoints import Address, catalog, check_name
 from xorl_lab.client.local_source import LocalSource
 from xorl_lab.engine import saving
-from xorl_lab.engine.batches import Batch, align
+from xorl_lab.engine.batches import Batch, align, known_inputs
 from xorl_lab.engine.engine import Engine
 from xorl_lab.engine.scheduler import Ticket
 from xorl_lab.engine.trainer import Trained
@@ -77,7 +77,9 @@ class LocalSession:
         self._window: list[APIFuture[ForwardBackwardOutput]] = []
         self._order = threading.Lock()
         base = engine.base
-        self.trained = self._submit(lambda _: Trained(model_id, base, spec), "create").result()
+        self._last_version = 0
+        self._trained: Trained | None = None
+        self._trained = self._submit(lambda _: Trained(model_id, base, spec), "create").result()
 
     @property
     def base_model(self) -> str:
@@ -86,8 +88,19 @@ class LocalSession:
 
     @property
     def version(self) -> int:
-        """Number of the present weights."""
-        return self.trained.version
+        """Number of the present weights; of the last ones if the model is no longer held."""
+        return self._last_version if self._trained is None else self._trained.version
+
+    @property
+    def trained(self) -> Trained:
+        """The model.
+
+        Raises:
+            EngineError: it is no longer held.
+        """
+        if self._trained is None:
+            raise EngineError(self.closed or "the model is no longer held")
+        return self._trained
 
     @property
     def device(self) -> str:
@@ -170,7 +183,8 @@ class LocalSession:
         self, data: Sequence[Datum], loss: CustomLoss
     ) -> APIFuture[ForwardBackwardOutput]:
         """Queue a forward and backward pass with a loss of the caller's own."""
-        batch, _ = self._prepare(data, "cross_entropy", None)
+        plain = [known_inputs(d) if isinstance(d, Datum) else d for d in data]
+        batch, _ = self._prepare(plain, "cross_entropy", None)
 
         def run(ticket: Ticket) -> ForwardBackwardOutput:
             return self.trained.forward_backward_custom(
@@ -303,8 +317,7 @@ class LocalSession:
 
         def run(ticket: Ticket) -> UnloadModelResponse:
             ticket.commit()
-            self.close(f"model {self.model_id!r} was unloaded: create a client for it again")
-            del self.trained
+            self._let_go(f"model {self.model_id!r} was unloaded: create a client for it again")
             return UnloadModelResponse(self.model_id)
 
         return self._submit(run, "unload")
@@ -317,8 +330,7 @@ class LocalSession:
         def run(ticket: Ticket) -> KillSessionResponse:
             ticket.commit()
             path = None if saved is None else saved.result(0).path
-            self.close(f"model {self.model_id!r} was ended: create a client for it again")
-            del self.trained
+            self._let_go(f"model {self.model_id!r} was ended: create a client for it again")
             return KillSessionResponse(True, "the model is no longer held", path)
 
         return self._submit(run, "kill_session", [] if saved is None else [saved])
@@ -367,6 +379,11 @@ class LocalSession:
     def snapshot(self) -> APIFuture[WeightsVersion]:
         """Queue the making of an immutable version of the weights."""
         return self._submit(lambda _: self.trained.snapshot(), "snapshot")
+
+    def _let_go(self, reason: str) -> None:
+        self._last_version = self.version
+        self.close(reason)
+        self._trained = None
 
     def close(self, reason: str) -> None:
         """Refuse further calls."""

@@ -2,6 +2,7 @@
 
 import operator
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -9,7 +10,7 @@ from xorl_lab.client.async_names import with_async
 from xorl_lab.client.remote_sampling import RemoteSource
 from xorl_lab.errors import CancelledError, ConfigError, DataError
 from xorl_lab.futures import APIFuture
-from xorl_lab.samplers.base import SampleRequest, check_request, draw_seed
+from xorl_lab.samplers.base import SampleRequest, check_request, draw_seed, repeat_seed
 from xorl_lab.samplers.rows import deadline_in
 from xorl_lab.types import BatchSampleResult, ModelInput, SampleResponse, SamplingParams
 
@@ -157,7 +158,8 @@ class SamplingClient:
 
         Args:
             prompts: as for :meth:`sample`; one that cannot be used fails alone.
-            sampling_params: how to draw, for all, or one for each prompt.
+            sampling_params: how to draw, for all, or one for each prompt.  A prompt that comes
+                again with the same seed gets random numbers of its own.
             num_samples: completions wanted of each prompt.
             return_logprobs: report the logprob of each drawn token.
             timeout: seconds after which the prompts still pending are cancelled.
@@ -179,14 +181,18 @@ class SamplingClient:
         deadline = deadline_in(timeout)
         requests: dict[int, SampleRequest] = {}
         failed: dict[int, DataError] = {}
+        seen: Counter[tuple[tuple[int, ...], int]] = Counter()
         for index, (prompt, (params, seed)) in enumerate(zip(prompts, each, strict=True)):
             try:
                 tokens = self._tokens(prompt, params)
             except DataError as error:
                 failed[index] = error
                 continue
+            # The same prompt again with the same seed is meant as a further draw, not as a copy.
+            fresh = repeat_seed(seed, seen[tokens, seed])
+            seen[tokens, seed] += 1
             requests[index] = SampleRequest(
-                tokens, params, num_samples, seed, return_logprobs, deadline=deadline
+                tokens, params, num_samples, fresh, return_logprobs, deadline=deadline
             )
         futures = self._source.submit(list(requests.values()))
         return _gather(dict(zip(requests, futures, strict=True)), failed)

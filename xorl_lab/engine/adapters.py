@@ -4,6 +4,7 @@ An adapter is a dictionary of tensors under PEFT's file names,
 ``base_model.model.MODULE.lora_A.weight`` (r, in) and ``….lora_B.weight`` (out, r).
 """
 
+import logging
 import math
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from xorl_lab.engine.sharing import share
 from xorl_lab.errors import ConfigError
 from xorl_lab.types import LoraRunSpec
 
+logger = logging.getLogger(__name__)
 ADAPTER = "default"
 """peft's name of the one adapter that each module tree has."""
 PREFIX = "base_model.model."
@@ -71,6 +73,13 @@ def target_names(model: PreTrainedModel, spec: LoraRunSpec) -> list[str]:
     if spec.target_modules is None:
         switches = {"attn": spec.train_attn, "mlp": spec.train_mlp, "unembed": spec.train_unembed}
         names = [name for part, on in switches.items() if on for name in parts[part]]
+        for part, on in switches.items():
+            if on and not parts[part]:
+                logger.warning(
+                    "the adapter leaves out %s: this model has no linear layers there (experts "
+                    "that are fused into one tensor cannot be adapted)",
+                    f"train_{part}",
+                )
     else:
         every = [name for part in parts.values() for name in part]
         names = []

@@ -113,6 +113,13 @@ def align(
     return Batch(rows, lengths)
 
 
+def known_inputs(datum: Datum) -> Datum:
+    """The datum without inputs that no built-in loss knows; for losses of the caller's own."""
+    known = {"labels", "target_tokens", *KNOWN_INPUTS}
+    inputs = {name: value for name, value in datum.loss_fn_inputs.items() if name in known}
+    return Datum(datum.model_input, inputs, datum.routed_experts)
+
+
 def _align_one(index: int, datum: Datum, required: Sequence[str], loss_fn: str) -> TokenRow:
     if datum.routed_experts is not None:
         raise DataError(

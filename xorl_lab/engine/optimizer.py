@@ -95,24 +95,11 @@ class Optimizer:
         Raises:
             CheckpointError: the tensors are not those of these parameters.
         """
+        self.check_state(tensors)
         self.reset()
         if not tensors:
             return
         adamw = self._ready()
-        expected: set[str] = set()
-        for name, master in self._masters.items():
-            keys = {key: f"{key}.{name}" for key in ("step", "exp_avg", "exp_avg_sq")}
-            expected.update(keys.values())
-            if master is not self.parameters[name]:
-                expected.add(f"master.{name}")
-        if expected != set(tensors):
-            odd = sorted(expected ^ set(tensors))
-            raise CheckpointError(
-                "checkpoint.optimizer_mismatch",
-                f"the optimizer state does not fit the model: {len(odd)} tensors are missing or "
-                f"extra, e.g. {odd[0]}",
-                {"tensors": odd},
-            )
         with torch.no_grad():
             for name, master in self._masters.items():
                 adamw.state[master] = {
@@ -123,6 +110,26 @@ class Optimizer:
                 }
                 if master is not self.parameters[name]:
                     master.copy_(tensors[f"master.{name}"])
+
+    def check_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Make sure that :meth:`load_state` will succeed.
+
+        Raises:
+            CheckpointError: the tensors are not those of these parameters.
+        """
+        expected = {
+            f"{key}.{name}" for name in self.parameters for key in ("step", "exp_avg", "exp_avg_sq")
+        }
+        coarse = [n for n, p in self.parameters.items() if p.dtype != _master_dtype(p)]
+        expected |= {f"master.{name}" for name in coarse}
+        if tensors and expected != set(tensors):
+            odd = sorted(expected ^ set(tensors))
+            raise CheckpointError(
+                "checkpoint.optimizer_mismatch",
+                f"the optimizer state does not fit the model: {len(odd)} tensors are missing or "
+                f"extra, e.g. {odd[0]}",
+                {"tensors": odd},
+            )
 
     def reset(self) -> None:
         """Forget moments and masters, as before the first step."""

@@ -163,11 +163,13 @@ def load(trained: Trained, folder: Path, *, with_optimizer: bool) -> None:
     tensors = load_file(folder / (MODEL_FILE if trained.spec is None else ADAPTER_FILE))
     check_fit(trained, tensors, folder.name)
     optimizer = load_file(folder / OPTIMIZER_FILE) if with_optimizer else {}
+    trained.optimizer.check_state(optimizer)
     trained.load_weights(tensors)
     if with_optimizer:
         trained.optimizer.load_state(optimizer)
         trained.steps = int(state["steps"])
-        trained.version = int(state["version"])
+        # Never back: a number that was given out once must not come to mean other weights.
+        trained.version = max(trained.version, int(state["version"]))
         raw = bytearray(base64.b64decode(state["generator"]))
         trained.generator.set_state(torch.frombuffer(raw, dtype=torch.uint8))
 

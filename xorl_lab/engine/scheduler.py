@@ -32,6 +32,10 @@ class Background(Protocol):
         """End what was cancelled or has timed out.  Cheap; called often."""
         ...
 
+    def fail(self, error: Exception) -> None:
+        """End what is under way with this error, and go on with what comes next."""
+        ...
+
     def close(self, error: Exception) -> None:
         """End everything with this error."""
         ...
@@ -174,7 +178,7 @@ class Scheduler:
     def sweep(self) -> None:
         """Let the background work look at its clock.  Worker thread only."""
         for background in self.backgrounds:
-            background.sweep()
+            _guard(background, lambda b: b.sweep())
 
     def close(self, timeout: float = 10.0) -> None:
         """Stop after the current operation or quantum; everything pending fails."""
@@ -199,10 +203,10 @@ class Scheduler:
         while self._closing is None:
             # No name here for the job: it would live until the next one comes.
             self._run(self._next_job())
+            self.sweep()
             for background in self.backgrounds:
-                background.sweep()
-                if background.has_work() and self._closing is None:
-                    background.run_quantum()
+                if self._closing is None:
+                    _guard(background, _advance)
         for job in self._jobs:
             job.set_exception(self._closing)
         for background in self.backgrounds:
@@ -234,3 +238,16 @@ class Scheduler:
         else:
             job.release()
             job.set_result(result)
+
+
+def _advance(background: Background) -> None:
+    if background.has_work():
+        background.run_quantum()
+
+
+def _guard(background: Background, act: Callable[[Background], object]) -> None:
+    """A fault of background work ends that work, never the thread that everybody waits for."""
+    try:
+        act(background)
+    except Exception as error:  # noqa: BLE001  (belongs to whoever waits for that work)
+        background.fail(error)

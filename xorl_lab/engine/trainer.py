@@ -185,18 +185,20 @@ class Trained:
         """Divide the window by its trained tokens, update the weights, and empty it.
 
         Raises:
-            EngineError: no forward_backward came before it, or the gradient is not finite.  The
-                window is emptied; weights, moments and step count are as they were.
+            EngineError: no forward_backward came before it, or the gradient is not finite: then the
+                window is emptied.  Or too many older versions of the full weights are held: then
+                it is kept.  Weights, moments and step count are as they were.
         """
-        window, self.window = self.window, _Window()
-        if not window.calls:
+        if not self.window.calls:
             raise EngineError(
                 "optim_step has nothing to apply: call forward_backward first "
                 "(each optim_step empties what was accumulated)"
             )
+        if self.window.valid_tokens:
+            self._release_latest()
+        window, self.window = self.window, _Window()
         metrics = {"learning_rate": adam.learning_rate, "valid_tokens": float(window.valid_tokens)}
         if window.valid_tokens:
-            self._release_latest()
             divisor = 1 if window.custom else window.valid_tokens
             metrics |= self.optimizer.step(window.grads, divisor, adam)
             self.steps += 1
@@ -269,8 +271,8 @@ class Trained:
     def _release_latest(self) -> None:
         """Before the weights move: give whoever still reads this version a copy of its own."""
         latest = self._latest() if self._latest is not None else None
-        self._latest = None
         if latest is None or latest.full is None:
+            self._latest = None
             return
         size = tensor_bytes(self.model)
         if (len(self._copies) + 1) * size > COPY_BUDGET:
@@ -281,6 +283,7 @@ class Trained:
             )
         latest.full = clone(self.model).requires_grad_(False)
         self._copies.add(latest)
+        self._latest = None
 
 
 def _packed(batch: Batch, *, share: bool) -> list[PackedRow]:

@@ -80,7 +80,8 @@ def draw(
     Raises:
         SamplerError: a row holds NaN or infinity, or nothing but minus infinity.
     """
-    logits = logits.float()
+    # Apple's GPUs have no float64, which the exact draw needs.
+    logits = (logits.cpu() if logits.device.type == "mps" else logits).float()
     # From the greatest logit down, so that neither a huge logit nor a tiny temperature overflows.
     scaled = logits - logits.amax(-1, keepdim=True)
     temperatures = torch.tensor([p.temperature or 1.0 for p in params], dtype=torch.float32)

@@ -96,9 +96,18 @@ class EmbeddedSampler:
                 del self._lanes[version]
                 self._merged.release(version)
 
+    def fail(self, error: Exception) -> None:
+        """End what is waiting or under way; what comes next starts afresh."""
+        reason = SamplerError(f"sampling failed ({type(error).__name__}: {error})", retryable=True)
+        self._drop(reason)
+        self._merged = MergedPool(self.engine.base)
+
     def close(self, error: Exception) -> None:
         """End everything with this error, and what is submitted from now on."""
         self._closed = error
+        self._drop(error)
+
+    def _drop(self, error: Exception) -> None:
         for task in self._tasks():
             task.future.set_exception(error)
         self._waiting.clear()

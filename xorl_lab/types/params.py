@@ -33,6 +33,7 @@ class AdamParams:
     """The gradient is scaled down to this L2 norm; 0 means no clipping."""
 
     def __post_init__(self) -> None:
+        _plain(self)
         rules = {
             "learning_rate": (
                 _number(self.learning_rate) and self.learning_rate > 0,
@@ -96,6 +97,7 @@ class SamplingParams:
     """Another name of ``seed`` (SGLang's)."""
 
     def __post_init__(self) -> None:
+        _plain(self)
         integer = lambda v: isinstance(v, int) and not isinstance(v, bool)  # noqa: E731
         rules = {
             "max_tokens": (integer(self.max_tokens) and self.max_tokens >= 1, "an integer >= 1"),
@@ -177,12 +179,17 @@ class LoraRunSpec:
     """Names of the linear layers to adapt; None means those of the switches above."""
 
     def __post_init__(self) -> None:
+        _plain(self)
         integer = isinstance(self.rank, int) and not isinstance(self.rank, bool)
         rules = {
             "rank": (integer and self.rank >= 1, "an integer >= 1"),
             "alpha": (_number(self.alpha) and self.alpha > 0, "a number > 0"),
             "dropout": (_number(self.dropout) and 0 <= self.dropout < 1, "a number in [0, 1)"),
-            "seed": (self.seed is None or isinstance(self.seed, int), "an integer or None"),
+            "seed": (_seed(self.seed), "an integer from 0 to 2**63 - 1, or None"),
+            **{
+                name: (isinstance(getattr(self, name), bool), "True or False")
+                for name in ("train_mlp", "train_attn", "train_unembed")
+            },
         }
         _check(self, rules)
         if self.target_modules is None and not (
@@ -192,6 +199,20 @@ class LoraRunSpec:
                 "train_mlp, train_attn and train_unembed are all False, so nothing would be "
                 "trained: switch one on"
             )
+
+
+def _seed(value: object) -> bool:
+    if value is None:
+        return True
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _plain(owner: object) -> None:
+    """Turn scalars of numpy or torch into Python's numbers."""
+    for field in fields(owner):  # pyright: ignore[reportArgumentType]  (always a dataclass)
+        value = getattr(owner, field.name)
+        if callable(getattr(value, "item", None)) and getattr(value, "ndim", None) == 0:
+            object.__setattr__(owner, field.name, value.item())
 
 
 def _check(owner: object, rules: Mapping[str, tuple[bool, str]]) -> None:
