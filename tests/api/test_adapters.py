@@ -92,7 +92,7 @@ def alive() -> dict[int, int]:
     return found
 
 
-@pytest.mark.parametrize("window", [False, True])
+@pytest.mark.parametrize("window", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_adapter_takes_16_bytes_per_parameter(service, window):
     """With the gradient of an open window: weight, gradient and two moments, nothing else."""
     step(lora(service, "first"))

@@ -169,26 +169,28 @@ def test_a_sampling_client_may_have_its_weights_saved_too(service, client):
         ("a b" * 67, ("a-b" * 67)[:180] + "d2e08a127a4bfebbe414", "shortened"),
     ],
 )
-@pytest.mark.parametrize("call", ["save_state", "save_weights_for_sampler"])
-def test_names_become_what_the_rules_say(client, caplog, call, given, name, warned):
-    with caplog.at_level(logging.WARNING):
-        path = getattr(client, call)(given).result().path
-    assert path.rsplit("/", 1)[-1] == name
-    mine = [r for r in caplog.records if r.name == "xorl_lab.checkpoints.names"]
-    assert bool(mine) == bool(warned)
-    if warned:
-        assert repr(name) in mine[-1].getMessage()
-        assert warned in mine[-1].getMessage()
-        assert repr(given) in mine[0].getMessage()
+def test_names_become_what_the_rules_say(client, caplog, given, name, warned):
+    for save in (client.save_state, client.save_weights_for_sampler):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            path = save(given).result().path
+        assert path.rsplit("/", 1)[-1] == name
+        mine = [r for r in caplog.records if r.name == "xorl_lab.checkpoints.names"]
+        assert bool(mine) == bool(warned)
+        if warned:
+            assert repr(name) in mine[-1].getMessage()
+            assert warned in mine[-1].getMessage()
+            assert repr(given) in mine[0].getMessage()
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["", " a", ".a", "a.", "-a", "_a", "é", "a/b", "a:b", "a\tb", "a\n", 3, b"a", "a" * 200 + "."],
-)
+REFUSED = ["", " a", ".a", "a.", "-a", "_a", "é", "a/b", "a:b", "a\tb", "a\n", 3, b"a"]
+
+
 @pytest.mark.parametrize("call", ["save_state", "save_weights_for_sampler"])
-def test_other_names_are_refused_before_anything_is_done(client, call, name):
-    assert code_of(lambda: getattr(client, call)(name)) == "validation.invalid_checkpoint_name"
+def test_other_names_are_refused_before_anything_is_done(client, call):
+    save = getattr(client, call)
+    for name in (*REFUSED, "a" * 200 + "."):
+        assert code_of(lambda n=name: save(n)) == "validation.invalid_checkpoint_name", name
     assert client._session.started is False
 
 

@@ -135,7 +135,9 @@ def test_a_copy_of_a_loss_has_its_gradient_after_the_division(client, name):
         assert_close(mine[key], value, rtol=1e-5, atol=1e-6 * float(value.abs().max()))
 
 
-@pytest.mark.parametrize("name", COPIES)
+@pytest.mark.parametrize(
+    "name", ["ppo", *(pytest.param(n, marks=pytest.mark.slow) for n in COPIES if n != "ppo")]
+)
 def test_a_copy_of_a_loss_takes_the_same_step(service, name):
     first, second = (
         service.create_lora_training_client("tiny", rank=2, seed=1, model_id=m) for m in ("a", "b")
