@@ -1,9 +1,11 @@
 """A training server: the calls of the clients, over the xorl protocol."""
 
 import secrets
+import threading
+import weakref
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, Never, TypeVar
 
 from xorl_lab.checkpoints import Address, check_name
@@ -18,8 +20,8 @@ from xorl_lab.client.answers import (
     runs_response,
 )
 from xorl_lab.client.remote_sampling import RemoteSource
-from xorl_lab.client.transport import PREFIX, Sequence, Transport
-from xorl_lab.errors import ConfigError, DataError, EngineError
+from xorl_lab.client.transport import PREFIX, HTTPError, Sequence, Transport, encode, numbered
+from xorl_lab.errors import CheckpointError, ConfigError, DataError, EngineError
 from xorl_lab.futures import APIFuture
 from xorl_lab.types import (
     AdamParams,
@@ -49,6 +51,8 @@ ANONYMOUS_SECONDS = 6 * 3600
 """Life of weights that are saved without a name."""
 UNLIMITED = 2**31 - 1
 """Where a server does not tell its limits, its own checks have to do."""
+CONFLICT = 409
+"""HTTP status: the model is held with other settings."""
 T = TypeVar("T")
 Params = Mapping[str, Any] | None
 
@@ -67,13 +71,22 @@ class RemoteService:
         self.base_url = self.transport.base_url
         self._api_key = api_key
         self._timeout = timeout
+        self._sources: weakref.WeakSet[RemoteSource] = weakref.WeakSet()
+
+    def close(self) -> None:
+        """End all connections; what is still awaited is cancelled."""
+        for source in list(self._sources):
+            source.close()
+        self.transport.close()
 
     def create(self, base_model: str, model_id: str, spec: LoraRunSpec | None) -> "RemoteSession":
         """Ask for a model by its name and shape.
 
         Raises:
+            ConfigError: the server trains in another way, or finds fault with a setting.
             EngineError: the server refused; says why.
         """
+        self._check_mode(base_model, spec)
         lora: dict[str, Any] = {"rank": 32}
         if spec is not None:
             lora = {k: v for k, v in asdict(spec).items() if v is not None}
@@ -82,32 +95,103 @@ class RemoteService:
             "base_model": base_model,
             "lora_config": lora,
         }
-        self.transport.submit("create_model", body, _nothing).result()
-        return RemoteSession(self, model_id, base_model, spec)
+        try:
+            self.transport.submit("create_model", encode(body), _nothing).result()
+        except DataError as error:
+            raise ConfigError(str(error)) from error
+        session = RemoteSession(self, model_id, base_model, spec)
+        if self.transport.ours:
+            info = self.transport.post(f"{PREFIX}/get_info", {"model_id": model_id})
+            session.version = int(info.get("version", 0))
+        return session
 
     def resume(
         self, path: str, base_model: str | None, model_id: str, *, with_optimizer: bool
     ) -> "RemoteSession":
-        """A model with a checkpoint's weights."""
-        info = self.weights_info(path).result()
-        spec = LoraRunSpec(rank=info.lora_rank or 32) if info.is_lora else None
-        session = self.create(base_model or info.base_model, model_id, spec)
+        """A model with a checkpoint's shape and weights.
+
+        Raises:
+            CheckpointError: the checkpoint is missing, damaged, or of another base model.
+            ConfigError: the server trains in another way.
+        """
+        info = self.transport.post(f"{PREFIX}/weights_info", {"xorl_path": path})
+        saved, spec = str(info["base_model"]), _spec_of(info)
+        if self.transport.ours and base_model not in (None, saved):
+            raise CheckpointError(
+                "validation.checkpoint_config_mismatch",
+                f"checkpoint {path} is of base model {saved!r}, but {base_model!r} was asked for: "
+                "leave base_model out",
+                {"base_model": {"checkpoint": saved, "requested": base_model}},
+            )
+        session = self._create_like(base_model or saved, model_id, spec)
         session.load_state(path, with_optimizer=with_optimizer).result()
         return session
 
-    def load_adapter(self, path: str) -> None:
+    def _create_like(
+        self, base_model: str, model_id: str, spec: LoraRunSpec | None
+    ) -> "RemoteSession":
+        """A model of a shape; one that is held already keeps its seed, which is no shape."""
+        try:
+            return self.create(base_model, model_id, spec)
+        except HTTPError as error:
+            if error.status != CONFLICT or spec is None or spec.seed is None:
+                raise
+            return self.create(base_model, model_id, replace(spec, seed=None))
+
+    def _check_mode(self, base_model: str, spec: LoraRunSpec | None) -> None:
+        is_lora = self.transport.health().get("is_lora")
+        start = f"xorl-lab serve --model {base_model}"
+        if is_lora is True and spec is None:
+            raise ConfigError(
+                f"full weights were asked for, but the server at {self.base_url} trains LoRA "
+                f"adapters: start it with `{start} --full`, or use create_lora_training_client"
+            )
+        if is_lora is False and spec is not None:
+            raise ConfigError(
+                f"a LoRA adapter was asked for, but the server at {self.base_url} trains full "
+                f"weights: start it with `{start}`, without --full, or use create_training_client"
+            )
+
+    def load_adapter(self, path: str) -> str:
         """Have the server's sampler load saved weights.
 
+        Returns:
+            What its ``/generate`` calls them.  Ours gives a name that goes on meaning these
+            weights when the checkpoint is replaced.
+
         Raises:
-            EngineError: it did not.
+            CheckpointError: the checkpoint is missing, damaged, or of another base model.
+            EngineError: it was not loaded.
         """
-        answer = self.transport.post(f"{PREFIX}/create_sampling_session", {"model_path": path})
+        body = {"model_path": path, **({"bind": True} if self.transport.ours else {})}
+        answer = self.transport.post(f"{PREFIX}/create_sampling_session", body)
         if not answer.get("success", False):
             raise EngineError(f"{path} was not loaded: {answer.get('message', answer)}")
+        return str(answer.get("lora_name") or "")
 
     def source(self, path: str, base_url: str | None = None) -> RemoteSource:
-        """Completions from weights that the server's sampler, or one behind it, has loaded."""
-        return RemoteSource(base_url or self.base_url, path, self._api_key, self._timeout)
+        """Completions from saved weights, which are loaded first.
+
+        Args:
+            path: their URI.
+            base_url: the sampler behind the server, if it is not that itself.
+
+        Raises:
+            CheckpointError: the checkpoint is missing, damaged, or of another base model.
+            EngineError: it was not loaded.
+        """
+        name = self.load_adapter(path)
+        # A name that our server gave is known to that alone; another of ours is asked for its own.
+        known = not self.transport.ours or base_url in (None, self.base_url)
+        source = RemoteSource(
+            base_url or self.base_url,
+            path,
+            self._api_key,
+            self._timeout,
+            adapter=name if known and name else None,
+        )
+        self._sources.add(source)
+        return source
 
     def list_checkpoints(self, model_id: str) -> APIFuture[CheckpointsListResponse]:
         """The checkpoints of a model."""
@@ -165,6 +249,9 @@ class RemoteSession:
         self.version = 0
         self.device = self.dtype = "remote"
         self._order = Sequence()
+        self._versions = threading.Lock()
+        self._told = 0
+        """Number of the last request whose answer said what version it has made."""
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._info: dict[str, Any] | None = None
 
@@ -231,11 +318,11 @@ class RemoteSession:
         """Queue an optimizer step."""
 
         def parse(answer: Mapping[str, Any]) -> OptimStepResponse:
-            self.version += 1
             info = dict(answer.get("info") or {})
             return OptimStepResponse(metrics_of(answer.get("metrics")), info)
 
-        return self._submit("optim_step", {"adam_params": adam.to_dict()}, parse)
+        body = {"adam_params": adam.to_dict()}
+        return self._submit("optim_step", body, parse, changes_weights=True)
 
     def save_state(
         self, name: str | None, ttl_seconds: float | None, overwrite: bool
@@ -265,7 +352,7 @@ class RemoteSession:
     def load_state(self, path: str, *, with_optimizer: bool) -> APIFuture[dict[str, Any]]:
         """Queue the loading of a checkpoint."""
         body = {"path": path, "optimizer": with_optimizer}
-        return self._submit("load_weights", body, _nothing)
+        return self._submit("load_weights", body, _nothing, changes_weights=True)
 
     def list_checkpoints(self) -> APIFuture[CheckpointsListResponse]:
         """The checkpoints of this model."""
@@ -277,7 +364,6 @@ class RemoteSession:
 
     def source(self, path: str) -> RemoteSource:
         """Saved weights, to sample from where the server's own sampler is."""
-        self.service.load_adapter(path)
         return self.service.source(path)
 
     def current_source(self, name: str | None, inference_base_url: str | None) -> RemoteSource:
@@ -285,7 +371,6 @@ class RemoteSession:
         chosen = name or f"anonymous-{secrets.token_hex(6)}"
         ttl = None if name else ANONYMOUS_SECONDS
         path = self.save_weights_for_sampler(chosen, ttl).result().path
-        self.service.load_adapter(path)
         return self.service.source(path, inference_base_url)
 
     def unload(self) -> APIFuture[UnloadModelResponse]:
@@ -321,14 +406,47 @@ class RemoteSession:
         return self.service.ask("/remove_inference_endpoint", body, endpoint_response)
 
     def _submit(
-        self, path: str, body: Mapping[str, Any], parse: Callable[[Any], T]
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        parse: Callable[[Any], T],
+        *,
+        changes_weights: bool = False,
     ) -> APIFuture[T]:
         transport = self.service.transport
-        return self._order.run(
-            lambda number: transport.submit(
-                path, {"model_id": self.model_id, "seq_id": number, **body}, parse
-            )
-        )
+        # Before it takes a number: what cannot be sent must not leave a gap.
+        content = encode({"model_id": self.model_id, **body})
+
+        def send(number: int) -> APIFuture[T]:
+            def arrive(answer: Any) -> T:  # noqa: ANN401 (JSON)
+                if changes_weights:
+                    self._note_version(number, answer)
+                return parse(answer)
+
+            return transport.submit(path, numbered(content, number), arrive)
+
+        return self._order.run(send, recognises=lambda: transport.ours)
+
+    def _note_version(self, number: int, answer: Mapping[str, Any]) -> None:
+        """The number of the weights, as the server tells it; answers may arrive in any order."""
+        version = (answer.get("info") or {}).get("version")
+        with self._versions:
+            if version is None:
+                self.version += 1
+            elif number > self._told:
+                self.version, self._told = int(version), number
+
+
+def _spec_of(info: Mapping[str, Any]) -> LoraRunSpec | None:
+    """Shape of a saved adapter; a server that is not ours tells the rank alone."""
+    if not info.get("is_lora", True):
+        return None
+    lora: Mapping[str, Any] = info.get("lora") or {"rank": info.get("lora_rank") or 32}
+    known = {field.name for field in fields(LoraRunSpec)}
+    values = {name: value for name, value in lora.items() if name in known}
+    if values.get("target_modules") is not None:
+        values["target_modules"] = tuple(values["target_modules"])
+    return LoraRunSpec(**values)
 
 
 def _nothing(_: object) -> dict[str, Any]:

@@ -3,13 +3,23 @@
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, cast
 
 import httpx
 
-from xorl_lab.errors import CancelledError, ConfigError, DataError, SamplerError
+from xorl_lab.client.transport import (
+    PREFIX,
+    HTTPError,
+    checked_url,
+    encode,
+    exchange,
+    http_client,
+    refusal,
+)
+from xorl_lab.client.workers import Workers
+from xorl_lab.errors import CancelledError, LabError, SamplerError
 from xorl_lab.futures import APIFuture
 from xorl_lab.samplers.base import SampleRequest, check_prompt
 from xorl_lab.types import SampledSequence, SampleResponse
@@ -20,7 +30,13 @@ if TYPE_CHECKING:
 
 CONNECTIONS = 64
 """Requests under way at a time."""
+ABORTERS = 4
+"""Requests that are given up at a time, beside those under way."""
 STOP_REASONS = ("stop", "length", "abort")
+
+
+class SampleTimeoutError(SamplerError, TimeoutError):
+    """The completions did not come within the client's ``timeout``."""
 
 
 class RemoteSource:
@@ -28,33 +44,74 @@ class RemoteSource:
 
     Args:
         base_url: e.g. ``http://localhost:30000``.
-        model_path: URI or name of an adapter that it has loaded; empty = what it serves.
+        model_path: URI or name of an adapter that it has loaded; empty = what it serves.  Our own
+            server binds a URI to the weights that are saved there now; to others an adapter is
+            known by the last part.
         api_key: sent as a bearer token.
         timeout: seconds that an answer may take.
+        adapter: what the server calls it, if that is known.
 
     Raises:
         ConfigError: the URL is none.
+        CheckpointError: there is no such checkpoint, or it does not fit.
     """
 
-    def __init__(self, base_url: str, model_path: str, api_key: str | None, timeout: float) -> None:
-        if not base_url.startswith(("http://", "https://")):
-            raise ConfigError(f"base_url is {base_url!r}: pass one that starts with http://")
-        self.base_url = base_url.rstrip("/")
-        self.adapter = model_path.rsplit("/", 1)[-1]
+    def __init__(
+        self,
+        base_url: str,
+        model_path: str,
+        api_key: str | None,
+        timeout: float,
+        *,
+        adapter: str | None = None,
+    ) -> None:
+        self.base_url = checked_url(base_url)
+        self.model_path = model_path
+        self.timeout = timeout
         self.model_id = model_path.removeprefix("xorl://").split("/")[0] if model_path else ""
         self.version: int | None = None
-        self._http = httpx.Client(
-            base_url=self.base_url,
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            timeout=httpx.Timeout(timeout, connect=10.0),
-            limits=httpx.Limits(max_connections=CONNECTIONS),
-            transport=httpx.HTTPTransport(retries=3),
-            trust_env=False,
-        )
-        self._pool = ThreadPoolExecutor(CONNECTIONS, "xorl-lab sample")
+        self._http = http_client(self.base_url, api_key, timeout, CONNECTIONS + ABORTERS)
+        self._pool = Workers(CONNECTIONS, "xorl-lab sample")
+        self._aborters = Workers(ABORTERS, "xorl-lab abort")
+        self._pending: set[APIFuture[SampleResponse]] = set()
         self._info: dict[str, Any] | None = None
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._lock = threading.Lock()
+        self._adapter = adapter
+        weakref.finalize(self, self._http.close).atexit = False
+        if "/" in model_path:
+            try:
+                self.adapter()
+            except SamplerError as error:
+                if not error.retryable:
+                    raise
+                # It is not there yet: asked again when it is first needed.
+
+    def adapter(self) -> str:
+        """What the server calls the weights; empty for what it serves.
+
+        Raises:
+            CheckpointError: there is no such checkpoint, or it does not fit.
+            SamplerError: the server does not answer.
+        """
+        if self._adapter is None:
+            name = self.model_path.rsplit("/", 1)[-1]
+            if "/" in self.model_path and "xorl_lab" in self._model_info():
+                body = {"model_path": self.model_path, "bind": True}
+                answer = self._post(f"{PREFIX}/create_sampling_session", body)
+                name = str(cast("dict[str, Any]", answer)["lora_name"])
+            self._adapter = name
+        return self._adapter
+
+    def close(self) -> None:
+        """End the connections; what is still awaited is cancelled."""
+        self._pool.close()
+        self._aborters.close()
+        with self._lock:
+            pending, self._pending = self._pending, set()
+        for future in pending:
+            future.set_exception(CancelledError("the client was closed before the answer came"))
+        self._http.close()
 
     @property
     def base_model(self) -> str:
@@ -87,14 +144,18 @@ class RemoteSource:
 
     def _submit(self, request: SampleRequest) -> APIFuture[SampleResponse]:
         rid = secrets.token_hex(8)
+        end = time.monotonic() + self.timeout
 
         def cancel() -> bool:
             accepted = future.set_exception(CancelledError("sampling was cancelled"))
             if accepted:
-                self._pool.submit(self._abort, rid)
+                self._aborters.submit(lambda: self._abort(rid))
             return accepted
 
         future: APIFuture[SampleResponse] = APIFuture(cancel)
+        with self._lock:
+            self._pending.add(future)
+        future.add_done_callback(self._forget)
         if request.deadline is not None:
             timer = threading.Timer(
                 max(0.0, request.deadline - time.monotonic()), self._late, (rid, request, future)
@@ -102,15 +163,31 @@ class RemoteSource:
             timer.daemon = True
             timer.start()
             future.add_done_callback(lambda _: timer.cancel())
-        self._pool.submit(self._run, rid, request, future)
+        self._pool.submit(lambda: self._run(rid, request, future, end))
         return future
 
-    def _run(self, rid: str, request: SampleRequest, future: APIFuture[SampleResponse]) -> None:
+    def _forget(self, future: APIFuture[SampleResponse]) -> None:
+        with self._lock:
+            self._pending.discard(future)
+
+    def _run(
+        self, rid: str, request: SampleRequest, future: APIFuture[SampleResponse], end: float
+    ) -> None:
         if future.done():
             return
+        now = time.monotonic()
         try:
-            answer = self._post("/generate", {**_payload(request, self.adapter), "rid": rid})
+            if request.deadline is not None and request.deadline <= now:
+                future.set_result(_nothing_drawn(request))
+                return
+            if end <= now:
+                raise self._too_late()
+            body = {**_payload(request, self.adapter()), "rid": rid}
+            answer = self._call("POST", "/generate", encode(body), end - now)
             future.set_result(_response(answer, request))
+        except SampleTimeoutError as error:
+            future.set_exception(error)
+            self._abort(rid)
         except BaseException as error:  # noqa: BLE001 (belongs to the caller, not to this thread)
             future.set_exception(error)
 
@@ -124,33 +201,42 @@ class RemoteSource:
     def _abort(self, rid: str) -> None:
         try:
             self._post("/abort_request", {"rid": rid})
-        except SamplerError:
+        except LabError:
             return  # A server that is gone has nothing left to give up.
+
+    def _too_late(self) -> SampleTimeoutError:
+        return SampleTimeoutError(
+            f"{self.base_url}/generate did not answer within {self.timeout:g} s: pass a larger "
+            "timeout, or send fewer prompts at once",
+            retryable=True,
+        )
 
     def _model_info(self) -> dict[str, Any]:
         if self._info is None:
-            info = self._call("GET", "/model_info", None)
+            info = self._call("GET", "/model_info", None, self.timeout)
             self._info = cast("dict[str, Any]", info) if isinstance(info, dict) else {}
         return self._info
 
     def _post(self, path: str, body: Mapping[str, Any]) -> object:
-        return self._call("POST", path, body)
+        return self._call("POST", path, encode(body), self.timeout)
 
-    def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> object:
+    def _call(self, method: str, path: str, content: str | None, timeout: float) -> object:
         url = f"{self.base_url}{path}"
         try:
-            response = self._http.request(method, path, json=body)
+            response = exchange(self._http, method, path, content, timeout)
+        except httpx.ReadTimeout as error:
+            raise self._too_late() from error
         except httpx.HTTPError as error:
             raise SamplerError(
                 f"{url} did not answer ({type(error).__name__}: {error}): check that the server "
                 "runs there",
                 retryable=True,
             ) from error
+        except RuntimeError as error:
+            raise CancelledError(f"{url} was not asked: the client is closed") from error
         if response.is_error:
-            text = response.text[:500]
-            if response.status_code == httpx.codes.BAD_REQUEST:
-                raise DataError(f"{url} refused the request: {text}")
-            raise SamplerError(f"{url} answered {response.status_code}: {text}")
+            error = refusal(url, response)
+            raise SamplerError(str(error)) if isinstance(error, HTTPError) else error
         try:
             return response.json() if response.content else {}
         except ValueError:
@@ -180,6 +266,13 @@ def _payload(request: SampleRequest, adapter: str) -> dict[str, Any]:
     }
     path = request.lora_path or adapter
     return body | ({"lora_path": path} if path else {})
+
+
+def _nothing_drawn(request: SampleRequest) -> SampleResponse:
+    """The answer to a request whose time was up before it was sent."""
+    logprobs: list[float] | None = [] if request.return_logprobs else None
+    empty = [SampledSequence([], "abort", logprobs, "") for _ in range(request.num_samples)]
+    return SampleResponse(empty, {})
 
 
 def _response(answer: object, request: SampleRequest) -> SampleResponse:

@@ -1,14 +1,18 @@
 """HTTP to a training server: requests in order, answers by long polling, retries where safe."""
 
+import json
+import math
 import re
 import threading
+import time
+import weakref
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import httpx
 import tenacity
 
+from xorl_lab.client.workers import Workers
 from xorl_lab.errors import (
     CancelledError,
     CheckpointError,
@@ -23,12 +27,46 @@ T = TypeVar("T")
 PREFIX = "/api/v1"
 CONNECT_RETRIES = 3
 """A connection that was refused carried no request, so trying again cannot do anything twice."""
+CONNECT_SECONDS = 10.0
+"""How long a connection may take."""
 POLL_SECONDS = 60.0
 """Longer than the 45 s for which a server holds a poll."""
+GONE_SECONDS = 60.0
+"""How long a server that was there may be away before it is given up."""
 POLLERS = 32
 """Answers that are waited for at a time."""
+CONNECTIONS = 2 * POLLERS
+"""Connections at a time: the pollers', and those of whoever calls."""
 ATTEMPTS = 5
 """Tries of a request that a server recognises when it comes again."""
+UNCLEAR = (500, 502, 504)
+"""HTTP statuses that leave open whether the request was taken."""
+_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+
+
+class HTTPError(EngineError):
+    """A server could not be reached, or refused."""
+
+    def __init__(self, message: str, status: int = 0, sent: bool = True) -> None:
+        super().__init__(message)
+        self.status = status
+        """HTTP status; 0 if there was no answer."""
+        self.sent = sent
+        """False if the request certainly did not arrive."""
+
+    @property
+    def unclear(self) -> bool:
+        """True if the server may have taken the request."""
+        return self.status in UNCLEAR or (self.status == 0 and self.sent)
+
+    @property
+    def passing(self) -> bool:
+        """True if the answer, or the way to the server, was lost: not if the server refused."""
+        return self.status in (0, 502, 504)
+
+
+class AnswerTimeoutError(EngineError, TimeoutError):
+    """The answer did not come within the client's ``timeout``."""
 
 
 class Transport:
@@ -37,147 +75,331 @@ class Transport:
     Args:
         base_url: e.g. ``http://localhost:6000``.
         api_key: sent as a bearer token.
-        timeout: seconds that any one answer may take.
+        timeout: seconds that any one answer may take, from the call to its arrival.
+
+    Raises:
+        ConfigError: the URL is none.
     """
 
     def __init__(self, base_url: str, api_key: str | None, timeout: float) -> None:
-        if not base_url.startswith(("http://", "https://")):
-            raise ConfigError(f"base_url is {base_url!r}: pass one that starts with http://")
-        self.base_url = base_url.rstrip("/")
+        self.base_url = checked_url(base_url)
         self.timeout = timeout
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = httpx.Client(
-            base_url=self.base_url,
-            headers=headers,
-            timeout=httpx.Timeout(timeout, connect=10.0),
-            transport=httpx.HTTPTransport(retries=CONNECT_RETRIES),
-            trust_env=False,
-        )
-        self._pollers = ThreadPoolExecutor(POLLERS, "xorl-lab poll")
-        self._idempotent: bool | None = None
+        self._http = http_client(self.base_url, api_key, timeout, CONNECTIONS)
+        self._pollers = Workers(POLLERS, "xorl-lab poll")
+        self._pending: set[APIFuture[Any]] = set()
+        self._lock = threading.Lock()
+        self._health: dict[str, Any] | None = None
+        weakref.finalize(self, self._http.close).atexit = False
 
     def post(self, path: str, body: Mapping[str, Any], timeout: float | None = None) -> Any:  # noqa: ANN401 (JSON)
         """Send a request and return the JSON of its answer.
 
         Raises:
+            DataError: the body cannot be sent, or the server finds fault with it.
+            CheckpointError: the server says so.
             EngineError: the server cannot be reached, or refused; says what it said.
         """
-        return self._send("POST", path, body, timeout)
+        return self._send("POST", path, encode(body), timeout)
 
     def get(self, path: str) -> Any:  # noqa: ANN401 (JSON)
         """Ask for a document; raises as :meth:`post`."""
         return self._send("GET", path, None, None)
 
-    def submit(self, path: str, body: Mapping[str, Any], parse: Callable[[Any], T]) -> APIFuture[T]:
+    def submit(self, path: str, content: str, parse: Callable[[Any], T]) -> APIFuture[T]:
         """Send the first phase of a request now and collect its answer in the background.
 
         The caller keeps the order: when this returns, the server has the request.
 
         Args:
             path: below ``/api/v1``.
-            body: with ``model_id`` and ``seq_id``.
+            content: JSON, made by :func:`encode`.
             parse: the answer's JSON to its type.
+
+        Raises:
+            EngineError: as for :meth:`post`.
         """
-        send = self.post
-        if self.idempotent:
-            # The same body again is the same request to this server, however often it arrives.
-            send = tenacity.retry(
-                stop=tenacity.stop_after_attempt(ATTEMPTS),
-                wait=tenacity.wait_exponential(multiplier=0.2, max=5.0),
-                retry=tenacity.retry_if_exception(_was_lost),
-                reraise=True,
-            )(self.post)
-        ticket = send(f"{PREFIX}/{path}", body)
+        end = time.monotonic() + self.timeout
+        # The same body again is the same request to our server, however often it arrives.
+        send = tenacity.retry(
+            stop=tenacity.stop_after_attempt(ATTEMPTS if self.ours else 1)
+            | tenacity.stop_after_delay(self.timeout),
+            wait=tenacity.wait_exponential(multiplier=0.2, max=5.0),
+            retry=tenacity.retry_if_exception(_is_passing),
+            reraise=True,
+        )(self._send)
+        try:
+            ticket = send("POST", f"{PREFIX}/{path}", content, None)
+        except HTTPError as error:
+            if self.ours or not error.unclear:
+                raise
+            raise HTTPError(
+                f"{error}.  Whether the server has taken {path} is not known, and as it does not "
+                "recognise a request that comes again, it was not sent again: create the client "
+                "again and load a checkpoint, or the same data may be counted twice"
+            ) from error
         future: APIFuture[T] = APIFuture()
-        self._pollers.submit(self._collect, str(ticket["request_id"]), parse, future)
+        with self._lock:
+            self._pending.add(future)
+        request = str(ticket["request_id"])
+        self._pollers.submit(lambda: self._collect(request, end, parse, future))
         return future
 
     @property
-    def idempotent(self) -> bool:
-        """True if the server is known to recognise a request that comes twice."""
-        if self._idempotent is None:
-            health = self.get("/health")
-            self._idempotent = isinstance(health, dict) and "xorl_lab" in health
-        return self._idempotent
+    def ours(self) -> bool:
+        """True for ``xorl-lab serve``, which recognises a request that comes twice."""
+        if self._health is None:
+            self.health()
+        return "xorl_lab" in (self._health or {})
+
+    def health(self) -> dict[str, Any]:
+        """What the server says of itself; nothing if it has no such page.
+
+        Raises:
+            EngineError: the server cannot be reached.
+        """
+        try:
+            answer = self.get("/health")
+        except HTTPError as error:
+            if not error.status:
+                raise
+            answer = None
+        self._health = dict(answer) if isinstance(answer, dict) else {}
+        return self._health
 
     def close(self) -> None:
-        """End the connections; what is still awaited fails."""
-        self._pollers.shutdown(wait=False, cancel_futures=True)
+        """End the connections; what is still awaited is cancelled."""
+        self._pollers.close()
+        with self._lock:
+            pending, self._pending = self._pending, set()
+        for future in pending:
+            future.set_exception(CancelledError("the client was closed before the answer came"))
         self._http.close()
 
-    def _collect(self, request_id: str, parse: Callable[[Any], T], future: APIFuture[T]) -> None:
+    def _collect(
+        self, request: str, end: float, parse: Callable[[Any], T], future: APIFuture[T]
+    ) -> None:
         try:
-            future.set_result(parse(self._poll(request_id)))
+            future.set_result(parse(self._poll(request, end)))
         except BaseException as error:  # noqa: BLE001 (belongs to the caller, not to this thread)
             future.set_exception(error)
+        with self._lock:
+            self._pending.discard(future)
 
-    def _poll(self, request_id: str) -> Any:  # noqa: ANN401 (JSON)
-        poll = tenacity.retry(
-            stop=tenacity.stop_after_delay(self.timeout),
-            wait=tenacity.wait_exponential(multiplier=0.2, max=5.0),
-            retry=tenacity.retry_if_exception(_was_lost),
-            reraise=True,
-        )(self.post)
+    def _poll(self, request: str, end: float) -> Any:  # noqa: ANN401 (JSON)
+        content = encode({"request_id": request})
+        pause, last_heard = 0.2, time.monotonic()
         while True:
-            answer = poll(f"{PREFIX}/retrieve_future", {"request_id": request_id}, POLL_SECONDS)
+            left = end - time.monotonic()
+            if left <= 0:
+                raise AnswerTimeoutError(
+                    f"{self.base_url} did not answer within {self.timeout:g} s; the server may "
+                    "still carry the call out: pass a larger timeout to ServiceClient"
+                )
+            try:
+                path = f"{PREFIX}/retrieve_future"
+                answer = self._send("POST", path, content, min(POLL_SECONDS, left))
+            except HTTPError as error:
+                if not error.passing or time.monotonic() - last_heard > GONE_SECONDS + POLL_SECONDS:
+                    raise
+                time.sleep(min(pause, left))
+                pause = min(2 * pause, 5.0)
+                continue
+            pause, last_heard = 0.2, time.monotonic()
             if not isinstance(answer, dict) or answer.get("type") != "try_again":
                 break
         if isinstance(answer, dict) and "error" in answer:
             raise error_of(answer)
         return answer
 
-    def _send(
-        self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float | None
-    ) -> Any:  # noqa: ANN401 (JSON)
+    def _send(self, method: str, path: str, content: str | None, timeout: float | None) -> Any:  # noqa: ANN401 (JSON)
         url = f"{self.base_url}{path}"
-        limit = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
         try:
-            response = self._http.request(method, path, json=body, timeout=limit)
+            response = exchange(self._http, method, path, content, timeout or self.timeout)
         except httpx.HTTPError as error:
-            raise EngineError(
+            raise HTTPError(
                 f"{url} did not answer ({type(error).__name__}: {error}): check that the server "
-                "runs there, and try again"
+                "runs there, and try again",
+                sent=not isinstance(error, _NOT_SENT),
             ) from error
         except RuntimeError as error:
             raise CancelledError(f"{url} was not asked: the client is closed") from error
         if response.is_error:
-            raise EngineError(f"{url} answered {response.status_code}: {_detail(response)}")
+            raise refusal(url, response)
         try:
             return response.json()
         except ValueError:
-            raise EngineError(
+            raise HTTPError(
                 f"{url} answered with something that is not JSON ({response.text[:80]!r}): check "
-                "that base_url is that of a training server"
+                "that base_url is that of a training server",
+                response.status_code,
             ) from None
 
 
 class Sequence:
-    """Numbers the requests of one model, and sends them one after the other."""
+    """Numbers the requests of one model, and sends them one after the other.
+
+    A number counts as used when the server has taken a request under it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._next = 1
+        self._doubtful = False
 
-    def run(self, send: Callable[[int], T]) -> T:
-        """Call ``send`` with the next number while nobody else sends."""
+    def run(self, send: Callable[[int], T], *, recognises: Callable[[], bool]) -> T:
+        """Call ``send`` with the next number while nobody else sends.
+
+        Args:
+            send: raises an :class:`HTTPError` if the server did not take the request.
+            recognises: asked after an answer was lost: does the server know a request that comes
+                again?  Then the number is tried once more with the next request.  If it is the
+                same one, it is not carried out twice; if the server has used the number, it says
+                so.
+        """
         with self._lock:
-            number = self._next
+            try:
+                result = self._attempt(send)
+            except HTTPError as error:
+                if error.unclear:
+                    self._doubtful = recognises()
+                    self._next += 0 if self._doubtful else 1
+                raise
+            self._doubtful = False
             self._next += 1
-            return send(number)
+            return result
+
+    def _attempt(self, send: Callable[[int], T]) -> T:
+        try:
+            return send(self._next)
+        except HTTPError as error:
+            if error.status != httpx.codes.CONFLICT or not self._doubtful:
+                raise
+            # The request whose answer was lost had arrived.
+            self._next += 1
+            self._doubtful = False
+            return send(self._next)
+
+
+def checked_url(base_url: str) -> str:
+    """A base URL without the slash at its end.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not base_url.startswith(("http://", "https://")):
+        raise ConfigError(f"base_url is {base_url!r}: pass one that starts with http://")
+    return base_url.rstrip("/")
+
+
+def http_client(
+    base_url: str, api_key: str | None, timeout: float, connections: int
+) -> httpx.Client:
+    """An HTTP client that keeps to itself: no proxies, a few connections, patient in connecting."""
+    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+    return httpx.Client(
+        base_url=base_url,
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        timeout=_limit(timeout),
+        transport=httpx.HTTPTransport(retries=CONNECT_RETRIES, limits=limits, trust_env=False),
+        trust_env=False,
+    )
+
+
+def exchange(
+    http: httpx.Client, method: str, path: str, content: str | None, timeout: float
+) -> httpx.Response:
+    """Send JSON, or nothing, and return the answer whatever it says.
+
+    Raises:
+        httpx.HTTPError: there was no answer.
+        RuntimeError: the client is closed.
+    """
+    headers = {} if content is None else {"Content-Type": "application/json"}
+    return http.request(method, path, content=content, headers=headers, timeout=_limit(timeout))
+
+
+def encode(body: Mapping[str, Any]) -> str:
+    """A request as JSON; scalars and arrays of numpy and torch become numbers and lists.
+
+    Raises:
+        DataError: something in it cannot be sent; says where it is.
+
+    >>> encode({"a": (1, 2.5)})
+    '{"a": [1, 2.5]}'
+    """
+    try:
+        return json.dumps(body, allow_nan=False, default=_plain)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        # The first part of the path is the wire's own.
+        found = re.sub(r"^\w+_input\.", "", _fault(body, "") or f"the request: {error}")
+        raise DataError(f"{found}: pass finite numbers, strings and lists") from None
+
+
+def numbered(content: str, number: int) -> str:
+    """An encoded request with its sequence number.
+
+    >>> numbered('{"model_id": "m"}', 3)
+    '{"model_id": "m", "seq_id": 3}'
+    """
+    return f'{content[:-1]}, "seq_id": {number}}}'
 
 
 def error_of(answer: Mapping[str, Any]) -> LabError:
     """The error that a server's ``{error, category}`` stands for."""
     text = str(answer["error"])
+    return _coded(text) or (
+        DataError(text) if answer.get("category") == "user" else EngineError(text)
+    )
+
+
+def refusal(url: str, response: httpx.Response) -> LabError:
+    """The error that an HTTP status stands for."""
+    text = _detail(response)
+    status = response.status_code
+    found_fault = status in (400, 413, 422)
+    message = f"{url} answered {status}: {text}"
+    return _coded(text) or (DataError(message) if found_fault else HTTPError(message, status))
+
+
+def _coded(text: str) -> CheckpointError | None:
     code = re.match(r"((?:validation|checkpoint)\.\w+): (.*)", text, re.DOTALL)
-    if code is not None:
-        return CheckpointError(code[1], code[2])
-    return DataError(text) if answer.get("category") == "user" else EngineError(text)
+    return None if code is None else CheckpointError(code[1], code[2])
 
 
-def _was_lost(error: BaseException) -> bool:
-    """True if the answer, or the way to the server, was lost: not if the server refused."""
-    return isinstance(error, EngineError) and isinstance(error.__cause__, httpx.HTTPError)
+def _plain(value: Any) -> Any:  # noqa: ANN401 (whatever a user passes)
+    if callable(getattr(value, "item", None)) and getattr(value, "ndim", None) == 0:
+        return value.item()
+    if callable(getattr(value, "tolist", None)):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"a {type(value).__name__}")
+
+
+def _fault(value: Any, where: str) -> str | None:  # noqa: ANN401 (whatever a user passes)
+    """What in a value JSON cannot hold, None if it is fine."""
+    if value is None or isinstance(value, str | bool | int):
+        return None
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{where} is {value}"
+    if isinstance(value, Mapping):
+        keys = (f"{where} has the key {k!r}" for k in value if not isinstance(k, str | int | float))
+        parts = (_fault(v, f"{where}.{k}" if where else str(k)) for k, v in value.items())
+        return next(keys, None) or next((p for p in parts if p), None)
+    if isinstance(value, list | tuple):
+        return next((p for i, v in enumerate(value) if (p := _fault(v, f"{where}[{i}]"))), None)
+    try:
+        return _fault(_plain(value), where)
+    except (TypeError, ValueError, RuntimeError):
+        return f"{where} is a {type(value).__name__}"
+
+
+def _limit(seconds: float) -> httpx.Timeout:
+    return httpx.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS))
+
+
+def _is_passing(error: BaseException) -> bool:
+    return isinstance(error, HTTPError) and error.passing
 
 
 def _detail(response: httpx.Response) -> str:
