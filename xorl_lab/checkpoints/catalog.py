@@ -97,10 +97,13 @@ def sweep(root: Path, now: float | None = None) -> list[str]:
     gone: list[str] = []
     for checkpoint in listing(root):
         address = Address.parse(checkpoint.path)
-        expires = glance(address.folder(root)).get("expires_at")
-        if expires is not None and expires <= moment:
-            delete(root, address)
-            gone.append(checkpoint.path)
+        try:
+            expires = glance(address.folder(root)).get("expires_at")
+            if expires is not None and expires <= moment:
+                delete(root, address)
+                gone.append(checkpoint.path)
+        except (CheckpointError, FileNotFoundError):
+            continue  # another process was quicker
     return gone
 
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from xorl_lab.checkpoints import catalog
 from xorl_lab.home import home
 
 PYTHON_NEEDED = (3, 11)
@@ -211,7 +212,13 @@ def _home() -> Finding:
     used = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) if folder.is_dir() else 0
     there = next(p for p in (folder, *folder.parents) if p.exists())
     free = shutil.disk_usage(there).free
-    found = f"{folder}: {used / 1e9:.2f} GB used, {free / 1e9:.1f} GB free"
+    root = folder / "checkpoints"
+    kept = len(catalog.listing(root)) if root.is_dir() else 0
+    size = catalog.disk_use(root) / 1e9
+    found = (
+        f"{folder}: {used / 1e9:.2f} GB used ({kept} checkpoints: {size:.2f} GB), "
+        f"{free / 1e9:.1f} GB free"
+    )
     if not os.access(there, os.W_OK):
         return Finding("home", found, "missing", "set XORL_LAB_HOME to a folder you can write to")
     if free < LITTLE_DISK:

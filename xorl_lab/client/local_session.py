@@ -266,11 +266,16 @@ class LocalSession:
 
     def load(self, address: Address, *, with_optimizer: bool) -> APIFuture[dict[str, Any]]:
         """Queue the loading of a checkpoint."""
+        before = self.started
 
         def run(ticket: Ticket) -> dict[str, Any]:
             ticket.commit()
             folder = address.folder(self.root)
-            saving.load(self.trained, folder, with_optimizer=with_optimizer)
+            try:
+                saving.load(self.trained, folder, with_optimizer=with_optimizer)
+            except BaseException:
+                self.started = before  # the model is as it was
+                raise
             self.parent = address.uri
             return {}
 
