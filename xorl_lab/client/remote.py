@@ -87,23 +87,30 @@ class RemoteService:
             EngineError: the server refused; says why.
         """
         self._check_mode(base_model, spec)
-        lora: dict[str, Any] = {"rank": 32}
-        if spec is not None:
-            lora = {k: v for k, v in asdict(spec).items() if v is not None}
-        body = {
-            "model_id": check_model_id(model_id),
-            "base_model": base_model,
-            "lora_config": lora,
-        }
+        check_model_id(model_id)
         try:
-            self.transport.submit("create_model", encode(body), _nothing).result()
+            self._create(base_model, model_id, spec)
         except DataError as error:
             raise ConfigError(str(error)) from error
+        except HTTPError as error:
+            if error.status != CONFLICT or spec is None or spec.seed is None:
+                raise
+            # A model that is held keeps its seed, which is no part of its shape: mostly it was
+            # drawn, so that whoever comes back for the model cannot know it.
+            spec = replace(spec, seed=None)
+            self._create(base_model, model_id, spec)
         session = RemoteSession(self, model_id, base_model, spec)
         if self.transport.ours:
             info = self.transport.post(f"{PREFIX}/get_info", {"model_id": model_id})
             session.version = int(info.get("version", 0))
         return session
+
+    def _create(self, base_model: str, model_id: str, spec: LoraRunSpec | None) -> None:
+        lora: dict[str, Any] = {"rank": 32}
+        if spec is not None:
+            lora = {k: v for k, v in asdict(spec).items() if v is not None}
+        body = {"model_id": model_id, "base_model": base_model, "lora_config": lora}
+        self.transport.submit("create_model", encode(body), _nothing).result()
 
     def resume(
         self, path: str, base_model: str | None, model_id: str, *, with_optimizer: bool
@@ -123,20 +130,9 @@ class RemoteService:
                 "leave base_model out",
                 {"base_model": {"checkpoint": saved, "requested": base_model}},
             )
-        session = self._create_like(base_model or saved, model_id, spec)
+        session = self.create(base_model or saved, model_id, spec)
         session.load_state(path, with_optimizer=with_optimizer).result()
         return session
-
-    def _create_like(
-        self, base_model: str, model_id: str, spec: LoraRunSpec | None
-    ) -> "RemoteSession":
-        """A model of a shape; one that is held already keeps its seed, which is no shape."""
-        try:
-            return self.create(base_model, model_id, spec)
-        except HTTPError as error:
-            if error.status != CONFLICT or spec is None or spec.seed is None:
-                raise
-            return self.create(base_model, model_id, replace(spec, seed=None))
 
     def _check_mode(self, base_model: str, spec: LoraRunSpec | None) -> None:
         is_lora = self.transport.health().get("is_lora")

@@ -11,11 +11,10 @@ import httpx
 
 from xorl_lab.client.transport import (
     PREFIX,
+    Connections,
     HTTPError,
     checked_url,
     encode,
-    exchange,
-    http_client,
     refusal,
 )
 from xorl_lab.client.workers import Workers
@@ -70,7 +69,7 @@ class RemoteSource:
         self.timeout = timeout
         self.model_id = model_path.removeprefix("xorl://").split("/")[0] if model_path else ""
         self.version: int | None = None
-        self._http = http_client(self.base_url, api_key, timeout, CONNECTIONS + ABORTERS)
+        self._wire = Connections(self.base_url, api_key, CONNECTIONS + ABORTERS)
         self._pool = Workers(CONNECTIONS, "xorl-lab sample")
         self._aborters = Workers(ABORTERS, "xorl-lab abort")
         self._pending: set[APIFuture[SampleResponse]] = set()
@@ -78,7 +77,7 @@ class RemoteSource:
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._lock = threading.Lock()
         self._adapter = adapter
-        weakref.finalize(self, self._http.close).atexit = False
+        weakref.finalize(self, self._wire.close).atexit = False
         if "/" in model_path:
             try:
                 self.adapter()
@@ -111,7 +110,7 @@ class RemoteSource:
             pending, self._pending = self._pending, set()
         for future in pending:
             future.set_exception(CancelledError("the client was closed before the answer came"))
-        self._http.close()
+        self._wire.close()
 
     @property
     def base_model(self) -> str:
@@ -223,7 +222,7 @@ class RemoteSource:
     def _call(self, method: str, path: str, content: str | None, timeout: float) -> object:
         url = f"{self.base_url}{path}"
         try:
-            response = exchange(self._http, method, path, content, timeout)
+            response = self._wire.exchange(method, path, content, timeout)
         except httpx.ReadTimeout as error:
             raise self._too_late() from error
         except httpx.HTTPError as error:

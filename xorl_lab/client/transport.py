@@ -31,6 +31,8 @@ CONNECT_SECONDS = 10.0
 """How long a connection may take."""
 POLL_SECONDS = 60.0
 """Longer than the 45 s for which a server holds a poll."""
+AGAIN_SECONDS = 0.05
+"""Pause between two polls: not every server holds them."""
 GONE_SECONDS = 60.0
 """How long a server that was there may be away before it is given up."""
 POLLERS = 32
@@ -84,12 +86,12 @@ class Transport:
     def __init__(self, base_url: str, api_key: str | None, timeout: float) -> None:
         self.base_url = checked_url(base_url)
         self.timeout = timeout
-        self._http = http_client(self.base_url, api_key, timeout, CONNECTIONS)
+        self._wire = Connections(self.base_url, api_key, CONNECTIONS)
         self._pollers = Workers(POLLERS, "xorl-lab poll")
         self._pending: set[APIFuture[Any]] = set()
         self._lock = threading.Lock()
         self._health: dict[str, Any] | None = None
-        weakref.finalize(self, self._http.close).atexit = False
+        weakref.finalize(self, self._wire.close).atexit = False
 
     def post(self, path: str, body: Mapping[str, Any], timeout: float | None = None) -> Any:  # noqa: ANN401 (JSON)
         """Send a request and return the JSON of its answer.
@@ -173,7 +175,7 @@ class Transport:
             pending, self._pending = self._pending, set()
         for future in pending:
             future.set_exception(CancelledError("the client was closed before the answer came"))
-        self._http.close()
+        self._wire.close()
 
     def _collect(
         self, request: str, end: float, parse: Callable[[Any], T], future: APIFuture[T]
@@ -207,6 +209,7 @@ class Transport:
             pause, last_heard = 0.2, time.monotonic()
             if not isinstance(answer, dict) or answer.get("type") != "try_again":
                 break
+            time.sleep(AGAIN_SECONDS)
         if isinstance(answer, dict) and "error" in answer:
             raise error_of(answer)
         return answer
@@ -214,7 +217,7 @@ class Transport:
     def _send(self, method: str, path: str, content: str | None, timeout: float | None) -> Any:  # noqa: ANN401 (JSON)
         url = f"{self.base_url}{path}"
         try:
-            response = exchange(self._http, method, path, content, timeout or self.timeout)
+            response = self._wire.exchange(method, path, content, timeout or self.timeout)
         except httpx.HTTPError as error:
             raise HTTPError(
                 f"{url} did not answer ({type(error).__name__}: {error}): check that the server "
@@ -233,6 +236,49 @@ class Transport:
                 "that base_url is that of a training server",
                 response.status_code,
             ) from None
+
+
+class Connections:
+    """HTTP connections to one server: no proxies, a few at a time, patient while connecting.
+
+    Args:
+        base_url: without the slash at its end.
+        api_key: sent as a bearer token.
+        count: most connections.
+    """
+
+    def __init__(self, base_url: str, api_key: str | None, count: int) -> None:
+        limits = httpx.Limits(max_connections=count, max_keepalive_connections=count)
+        # The limits of a client whose transport is given are not looked at.
+        self._lines = httpx.HTTPTransport(retries=CONNECT_RETRIES, limits=limits, trust_env=False)
+        self._http = httpx.Client(
+            base_url=base_url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            transport=self._lines,
+            trust_env=False,
+        )
+
+    def exchange(
+        self, method: str, path: str, content: str | None, timeout: float
+    ) -> httpx.Response:
+        """Send JSON, or nothing, and return the answer whatever it says.
+
+        Raises:
+            httpx.HTTPError: there was no answer.
+            RuntimeError: the connections are closed.
+        """
+        headers = {} if content is None else {"Content-Type": "application/json"}
+        limit = httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS))
+        try:
+            return self._http.request(method, path, content=content, headers=headers, timeout=limit)
+        finally:
+            if self._http.is_closed:
+                # It may have been opened while they were closed.
+                self._lines.close()
+
+    def close(self) -> None:
+        """Close them."""
+        self._http.close()
 
 
 class Sequence:
@@ -289,33 +335,6 @@ def checked_url(base_url: str) -> str:
     if not base_url.startswith(("http://", "https://")):
         raise ConfigError(f"base_url is {base_url!r}: pass one that starts with http://")
     return base_url.rstrip("/")
-
-
-def http_client(
-    base_url: str, api_key: str | None, timeout: float, connections: int
-) -> httpx.Client:
-    """An HTTP client that keeps to itself: no proxies, a few connections, patient in connecting."""
-    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
-    return httpx.Client(
-        base_url=base_url,
-        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-        timeout=_limit(timeout),
-        transport=httpx.HTTPTransport(retries=CONNECT_RETRIES, limits=limits, trust_env=False),
-        trust_env=False,
-    )
-
-
-def exchange(
-    http: httpx.Client, method: str, path: str, content: str | None, timeout: float
-) -> httpx.Response:
-    """Send JSON, or nothing, and return the answer whatever it says.
-
-    Raises:
-        httpx.HTTPError: there was no answer.
-        RuntimeError: the client is closed.
-    """
-    headers = {} if content is None else {"Content-Type": "application/json"}
-    return http.request(method, path, content=content, headers=headers, timeout=_limit(timeout))
 
 
 def encode(body: Mapping[str, Any]) -> str:
@@ -392,10 +411,6 @@ def _fault(value: Any, where: str) -> str | None:  # noqa: ANN401 (whatever a us
         return _fault(_plain(value), where)
     except (TypeError, ValueError, RuntimeError):
         return f"{where} is a {type(value).__name__}"
-
-
-def _limit(seconds: float) -> httpx.Timeout:
-    return httpx.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS))
 
 
 def _is_passing(error: BaseException) -> bool:
