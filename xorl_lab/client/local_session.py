@@ -4,18 +4,20 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from xorl_lab import checkpoints, losses
 from xorl_lab.checkpoints import Address, catalog, check_name
+from xorl_lab.client.arguments import check_ttl
 from xorl_lab.client.local_source import LocalSource
+from xorl_lab.client.no_endpoints import NoEndpoints, own_sampler
 from xorl_lab.engine import saving
 from xorl_lab.engine.batches import Batch, align, known_inputs
 from xorl_lab.engine.engine import Engine
 from xorl_lab.engine.scheduler import Ticket
 from xorl_lab.engine.trainer import Trained
 from xorl_lab.engine.versions import WeightsVersion
-from xorl_lab.errors import CheckpointError, ConfigError, EngineError
+from xorl_lab.errors import CheckpointError, EngineError
 from xorl_lab.futures import APIFuture
 from xorl_lab.samplers.embedded import EmbeddedSampler
 from xorl_lab.types import (
@@ -43,7 +45,7 @@ CustomLoss = Callable[[list[Datum], list["torch.Tensor"]], object]
 """A loss of the caller's own: (data, logprobs) -> (scalar tensor, metrics)."""
 
 
-class LocalSession:
+class LocalSession(NoEndpoints):
     """One trained model on an engine.
 
     Calls validate on the caller's thread and raise at once; what is left to fail, fails the future.
@@ -231,7 +233,7 @@ class LocalSession:
     ) -> APIFuture[SaveWeightsResponse]:
         """Queue a checkpoint of weights, optimizer and random state."""
         checked = None if name is None else check_name(name)
-        _check_ttl(ttl_seconds)
+        check_ttl(ttl_seconds)
 
         def run(ticket: Ticket) -> SaveWeightsResponse:
             ticket.commit()
@@ -250,7 +252,7 @@ class LocalSession:
     ) -> APIFuture[SaveWeightsForSamplerResponse]:
         """Queue the saving of weights to sample from; what had the name before is replaced."""
         address = Address(self.model_id, "sampler_weights", check_name(name))
-        _check_ttl(ttl_seconds)
+        check_ttl(ttl_seconds)
 
         def run(ticket: Ticket) -> SaveWeightsForSamplerResponse:
             ticket.commit()
@@ -340,22 +342,6 @@ class LocalSession:
 
         return self._submit(run, "kill_session", [] if saved is None else [saved])
 
-    def add_inference_endpoint(self, host: str, port: int, world_size: int) -> Never:
-        """Not in this process."""
-        raise _own_sampler(f"add_inference_endpoint({host!r}, {port}, {world_size})")
-
-    def sync_inference_weights(self, body: Mapping[str, Any]) -> Never:
-        """Not in this process."""
-        raise _own_sampler(f"sync_inference_weights ({len(body)} settings)")
-
-    def list_inference_endpoints(self) -> Never:
-        """Not in this process."""
-        raise _own_sampler("list_inference_endpoints")
-
-    def remove_inference_endpoint(self, host: str, port: int) -> Never:
-        """Not in this process."""
-        raise _own_sampler(f"remove_inference_endpoint({host!r}, {port})")
-
     def source(self, path: str) -> LocalSource:
         """Saved weights, to sample from."""
         address = Address.parse(path)
@@ -374,7 +360,7 @@ class LocalSession:
             ConfigError: ``inference_base_url`` was given.
         """
         if inference_base_url is not None:
-            raise _own_sampler(f"inference_base_url={inference_base_url!r}")
+            raise own_sampler(f"inference_base_url={inference_base_url!r}")
         saved = None if name is None else self.save_weights_for_sampler(name, None)
         version = self.snapshot()
         if saved is not None:
@@ -427,16 +413,3 @@ class LocalSession:
         return self.engine.scheduler.submit(
             run, name=name, guards=guards, on_skip=lambda: self.trained.drop_window()
         )
-
-
-def _own_sampler(call: str) -> ConfigError:
-    return ConfigError(
-        f"{call} is for training servers: this process samples from its own weights, so use "
-        "save_weights_and_get_sampling_client(); to feed another server, start `xorl-lab serve`"
-    )
-
-
-def _check_ttl(ttl_seconds: object) -> None:
-    number = isinstance(ttl_seconds, int | float) and not isinstance(ttl_seconds, bool)
-    if ttl_seconds is not None and not (number and cast("float", ttl_seconds) > 0):
-        raise ConfigError(f"ttl_seconds is {ttl_seconds!r}: pass a number > 0, or None to keep it")

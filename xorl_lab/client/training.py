@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from xorl_lab.client.arguments import one_of_two, shifted
 from xorl_lab.client.async_names import with_async
 from xorl_lab.client.sampling import SamplingClient
 from xorl_lab.client.session import Session
-from xorl_lab.errors import ConfigError
 from xorl_lab.futures import APIFuture
 from xorl_lab.types import (
     AdamParams,
@@ -142,8 +142,8 @@ class TrainingClient:
             DataError: a datum cannot be used.
             ConfigError: the loss or a parameter is unknown or out of range.
         """
-        params = _one(loss_fn_params, loss_fn_config)
-        return self._session.forward(_shifted(data, auto_shift), loss_fn, params)
+        params = one_of_two(loss_fn_params, loss_fn_config)
+        return self._session.forward(shifted(data, auto_shift), loss_fn, params)
 
     def forward_base(
         self, data: Sequence[Datum], loss_fn_params: Mapping[str, Any] | None = None
@@ -189,8 +189,8 @@ class TrainingClient:
             DataError: a datum cannot be used.
             ConfigError: the loss or a parameter is unknown or out of range.
         """
-        params = _one(loss_fn_params, loss_fn_config)
-        return self._session.forward_backward(_shifted(data, auto_shift), loss_fn, params)
+        params = one_of_two(loss_fn_params, loss_fn_config)
+        return self._session.forward_backward(shifted(data, auto_shift), loss_fn, params)
 
     def forward_backward_custom(
         self, data: Sequence[Datum], loss_fn: "CustomLoss"
@@ -395,28 +395,3 @@ class TrainingClient:
         shape = "full weights" if spec is None else f"LoRA rank {spec.rank}"
         version = f"version {self.version}"
         return f"TrainingClient({self.base_model}, {self.model_id!r}, {shape}, {version})"
-
-
-def _one(
-    params: Mapping[str, Any] | None, config: Mapping[str, Any] | None
-) -> Mapping[str, Any] | None:
-    if params is not None and config is not None:
-        raise ConfigError(
-            "loss_fn_params and loss_fn_config are two names of one thing: pass one of them"
-        )
-    return config if params is None else params
-
-
-def _shifted(data: Sequence[Datum], auto_shift: bool) -> Sequence[Datum]:
-    """Pytrio's ``auto_shift`` is the form that xorl calls ``labels``."""
-    if not auto_shift:
-        return data
-    return [_as_labels(datum) if isinstance(datum, Datum) else datum for datum in data]
-
-
-def _as_labels(datum: Datum) -> Datum:
-    inputs = {
-        "labels" if name == "target_tokens" else name: value
-        for name, value in datum.loss_fn_inputs.items()
-    }
-    return Datum(datum.model_input, inputs, datum.routed_experts)
