@@ -72,6 +72,7 @@ METHODS: dict[type, dict[str, str]] = {
         "create_training_client_from_state_with_optimizer": FROM_STATE,
         "create_sampling_client": "(self, base_url=None, model_path=None, *, base_model=None)",
         "create_rest_client": "(self, model_id='default')",
+        "close": "(self)",
     },
     RestClient: {
         "list_checkpoints": "(self, model_id=None)",
@@ -133,7 +134,7 @@ PROPERTIES: dict[type, set[str]] = {
     xl.ModelInput: {"length"},
 }
 
-NO_TWIN = {"get_tokenizer", "of"}
+NO_TWIN = {"close", "get_tokenizer", "of"}
 """Of the clients' methods; every other one has an ``…_async`` form."""
 CLIENTS = [xl.TrainingClient, xl.SamplingClient, xl.ServiceClient, RestClient]
 

@@ -255,7 +255,7 @@ class TestVersion:
 
     def test_a_server_that_does_not_tell_is_counted_along(self):
         session = RemoteService("http://localhost:9", None, 1.0)
-        from xorl_lab.client.remote import RemoteSession
+        from xorl_lab.client.remote_session import RemoteSession
 
         client = RemoteSession(session, "m", "tiny", None)
         for number in (1, 2):

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import httpx
 
+from xorl_lab.client.encoding import encode
 from xorl_lab.client.transport import (
     PREFIX,
     Connections,
     HTTPError,
     checked_url,
-    encode,
     refusal,
 )
 from xorl_lab.client.workers import Workers

@@ -118,11 +118,13 @@ class ServiceClient:
             raise ConfigError(
                 f"target_modules is {target_modules!r}: pass a list of names of linear layers"
             )
+        # A server draws the seed of a model itself, and keeps that of one it holds.
+        remote = isinstance(self._service, RemoteService)
         spec = LoraRunSpec(
             rank=rank,
             alpha=DEFAULT_ALPHA if alpha is None else alpha,
             dropout=dropout,
-            seed=secrets.randbits(31) if seed is None else seed,
+            seed=seed if seed is not None or remote else secrets.randbits(31),
             train_mlp=train_mlp,
             train_attn=train_attn,
             train_unembed=train_unembed,
@@ -205,6 +207,17 @@ class ServiceClient:
             model_id: the model that it is about.
         """
         return RestClient(self._service, model_id)
+
+    def close(self) -> None:
+        """End the connections to a server; what is still awaited there is cancelled."""
+        if isinstance(self._service, RemoteService):
+            self._service.close()
+
+    def __enter__(self) -> "ServiceClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _resume(
         self, path: str, base_model: str | None, model_id: str, *, with_optimizer: bool
