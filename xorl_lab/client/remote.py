@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any, TypeVar
 
 from xorl_lab.checkpoints import Address
@@ -15,7 +15,7 @@ from xorl_lab.client.answers import (
 from xorl_lab.client.encoding import encode
 from xorl_lab.client.remote_sampling import RemoteSource
 from xorl_lab.client.remote_session import RemoteSession, nothing
-from xorl_lab.client.transport import PREFIX, Transport
+from xorl_lab.client.transport import PREFIX, HTTPError, Transport
 from xorl_lab.errors import CheckpointError, ConfigError, DataError, EngineError
 from xorl_lab.futures import APIFuture
 from xorl_lab.types import (
@@ -28,6 +28,8 @@ from xorl_lab.types.checkpoints import (
     WeightsInfoResponse,
 )
 
+CONFLICT = 409
+"""HTTP status: the model is held with other settings."""
 T = TypeVar("T")
 
 
@@ -97,7 +99,13 @@ class RemoteService:
                 "leave base_model out",
                 {"base_model": {"checkpoint": saved, "requested": base_model}},
             )
-        session = self.create(base_model or saved, model_id, spec)
+        try:
+            session = self.create(base_model or saved, model_id, spec)
+        except HTTPError as error:
+            if error.status != CONFLICT or spec is None:
+                raise
+            # A model that is held keeps its own seed, which is no part of what is restored.
+            session = self.create(base_model or saved, model_id, replace(spec, seed=None))
         session.load_state(path, with_optimizer=with_optimizer).result()
         return session
 
@@ -193,11 +201,11 @@ class RemoteService:
 
 
 def _spec_of(info: Mapping[str, Any]) -> LoraRunSpec | None:
-    """Shape of a saved adapter, not its seed; a server that is not ours tells the rank alone."""
+    """Shape of a saved adapter; a server that is not ours tells the rank alone."""
     if not info.get("is_lora", True):
         return None
     lora: Mapping[str, Any] = info.get("lora") or {"rank": info.get("lora_rank") or 32}
-    known = {field.name for field in fields(LoraRunSpec)} - {"seed"}
+    known = {field.name for field in fields(LoraRunSpec)}
     values = {name: value for name, value in lora.items() if name in known}
     if values.get("target_modules") is not None:
         values["target_modules"] = tuple(values["target_modules"])
