@@ -105,7 +105,7 @@ def show_end(
     for line in (
         f"held-out accuracy: {number(result.accuracy_before)} -> {number(result.accuracy_after)}",
         f"mean reward:       {number(result.reward_first)} -> {number(result.reward_last)} "
-        "(first and last 5 steps)",
+        f"(first and last {result.window} steps)",
         f"training took {result.seconds:.0f} s for {result.steps} steps",
         *paths,
     ):

@@ -91,7 +91,7 @@ def _cards(run: RunReport) -> str:
     reward = (number(result.reward_first), number(result.reward_last))
     cards = {
         "held-out accuracy": " → ".join(accuracy),
-        "mean reward, first → last 5 steps": " → ".join(reward),
+        f"mean reward, first → last {result.window} steps": " → ".join(reward),
         "steps": str(result.steps),
         "seconds of training": number(result.seconds, 0),
     }
