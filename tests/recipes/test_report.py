@@ -69,8 +69,8 @@ def test_the_page_shows_numbers_completions_settings_and_environment():
     for text in ("0.00 → 1.00", "0.30 → 0.80", "learning_rate", "0.001", "float32", "Interrupted."):
         assert text in page
     assert page.count("2+2=") == 3
-    assert 'class="bad">0.00' in page
-    assert 'class="good">1.00' in page
+    assert 'class="bad">✗ 0.00' in page
+    assert 'class="good">✓ 1.00' in page
 
 
 def test_everything_from_a_model_is_escaped():

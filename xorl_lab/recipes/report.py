@@ -148,8 +148,8 @@ table { border-collapse: collapse; display: block; overflow-x: auto }
 td, th { border: 1px solid var(--line); padding: .25rem .6rem; text-align: left;
   vertical-align: top }
 pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; max-width: 30rem }
-.good { color: var(--good) } .good::before { content: "✓ " }
-.bad { color: var(--bad) } .bad::before { content: "✗ " }
+.good { color: var(--good) }
+.bad { color: var(--bad) }
 """
 
 _SCRIPT = """

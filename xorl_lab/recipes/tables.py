@@ -30,8 +30,10 @@ def cell(rollout: Rollout | None) -> str:
     """One completion with its reward, as a cell of a table."""
     if rollout is None:
         return "<td>–</td>"
-    mark = "failed" if rollout.reward is None else f"{rollout.reward:.2f}"
+    # The sign is text, not style: JupyterLab shows the table without our stylesheet.
     good = "good" if rollout.reward is not None and rollout.reward >= 1 else "bad"
+    sign = "✓" if good == "good" else "✗"
+    mark = f"{sign} failed" if rollout.reward is None else f"{sign} {rollout.reward:.2f}"
     note = f"<i>{escape(rollout.error)}</i>" if rollout.error else ""
     return f'<td><pre>{escape(rollout.text)}</pre>{note}<span class="{good}">{mark}</span></td>'
 
