@@ -27,12 +27,3 @@ def empty_home(tmp_path, monkeypatch) -> Path:
     folder = tmp_path / "home"
     monkeypatch.setenv("XORL_LAB_HOME", str(folder))
     return folder
-
-
-@pytest.fixture(scope="session")
-def seeds() -> Path:
-    """The folder with the code and texts that the client API has to run; skips without it."""
-    folder = Path(os.environ.get("XORL_LAB_SEEDS", ""))
-    if not os.environ.get("XORL_LAB_SEEDS") or not folder.is_dir():
-        pytest.skip("XORL_LAB_SEEDS is not set to the folder of the seed documents")
-    return folder
