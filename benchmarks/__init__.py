@@ -1,0 +1,1 @@
+"""Measures this package beside its peers on one machine: ``make bench``."""
