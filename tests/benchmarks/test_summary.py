@@ -14,7 +14,7 @@ from benchmarks.table import markdown
 
 
 def sample(seconds: float, tokens: int = 10, peak: int | None = 100, **extra: object) -> Sample:
-    return Sample(seconds, tokens, peak, extra)
+    return Sample(seconds, 2 * seconds, tokens, peak, extra)
 
 
 def row(case: str = "grpo", **changes) -> Row:
@@ -34,7 +34,7 @@ def test_ratios_are_of_medians_and_of_rounds():
     ours = [sample(1.0), sample(2.0), sample(4.0)]
     peer = [sample(3.0), sample(8.0), sample(4.0)]
     found = Comparison.of(ours, peer)
-    assert found.ratio == 2.0
+    assert found.ratio == found.busy == 2.0
     assert (found.by_round.low, found.by_round.high) == (1.0, 4.0)
 
 

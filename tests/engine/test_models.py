@@ -44,7 +44,7 @@ def test_random_model_is_described(name):
     assert loaded.note == "random weights, for tests"
     assert not loaded.model.training
     assert not any(p.requires_grad for p in loaded.model.parameters())
-    assert loaded.model.config._attn_implementation == "sdpa"
+    assert loaded.model.config._attn_implementation == "xorl_lab"
     assert loaded.parameters == len(
         torch.cat([p.flatten() for p in dict.fromkeys(loaded.model.parameters())])
     )

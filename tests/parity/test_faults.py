@@ -5,10 +5,11 @@ import torch
 
 import xorl_lab as xl
 from tests.parity.check import check_parity, learn
-from xorl_lab.engine.adapters import MergedCopy
+from tests.samplers.support import sampler_of
 from xorl_lab.samplers import embedded
 from xorl_lab.samplers.cache import RowCache
-from xorl_lab.samplers.embedded import EmbeddedSampler
+from xorl_lab.samplers.lean import LeanWeights
+from xorl_lab.samplers.networks import Networks
 
 PROMPTS = [list(b"Once upon a time"), list(b"a"), list(b"so it is")]
 DISAGREE = "trainer and sampler disagree"
@@ -87,15 +88,18 @@ def test_rows_that_are_mixed_up_when_one_leaves(trainer, monkeypatch):
 
 
 def test_a_sampler_that_ignores_the_adapter(trainer, monkeypatch):
-    monkeypatch.setattr(EmbeddedSampler, "_model", lambda self, _: self.engine.base)
+    sampler = trainer.save_weights_and_get_sampling_client()
+    real = Networks.acquire
+    base = sampler_of(sampler).engine.base_version
+    monkeypatch.setattr(Networks, "acquire", lambda self, _: real(self, base))
     with pytest.raises(AssertionError, match=DISAGREE):
         check_parity(trainer, trainer.save_weights_and_get_sampling_client(), PROMPTS)
 
 
 def test_an_adapter_of_half_its_strength(trainer, monkeypatch):
-    real = MergedCopy.load
-    monkeypatch.setattr(MergedCopy, "load", lambda self, t, scale: real(self, t, scale / 2))
-    # A version of its own, or the merged copy that is there already would be used.
+    real = LeanWeights.deltas
+    monkeypatch.setattr(LeanWeights, "deltas", lambda self, t, scale: real(self, t, scale / 2))
+    # A version of its own, or the network that is there already would be used.
     learn(trainer, [list(b"to be or not to be")], steps=1, rate=1e-3)
     with pytest.raises(AssertionError, match=DISAGREE):
         check_parity(trainer, trainer.save_weights_and_get_sampling_client(), PROMPTS)

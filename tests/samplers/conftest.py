@@ -5,13 +5,16 @@ from pathlib import Path
 import pytest
 
 import xorl_lab as xl
-from tests.samplers.support import Clock, Counter
+from tests.samplers.support import Clock, Counter, ids, params
 
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory) -> xl.ServiceClient:
     home: Path = tmp_path_factory.mktemp("samplers")
-    return xl.ServiceClient(home=home, device="cpu", dtype="float32")
+    service = xl.ServiceClient(home=home, device="cpu", dtype="float32")
+    # The first draw lays the weights out and checks them, which tests that count work leave out.
+    service.create_sampling_client(base_model="tiny").sample(ids(1), params(), 1).result()
+    return service
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from xorl_lab.engine import engine as engines
 from xorl_lab.engine.engine import Engine
 from xorl_lab.engine.scheduler import Ticket
 from xorl_lab.samplers import embedded, rows
+from xorl_lab.samplers.networks import LeanNetwork, PlainNetwork
 
 PATIENCE = 60.0
 """Seconds after which a test that waits for another thread gives up."""
@@ -84,20 +85,26 @@ class Counter:
         """Memory of keys and values at each decode step."""
         self.before_step: Callable[[int], object] = lambda _: None
         """Called on the worker with the number of the decode step that comes."""
-        self._run_packed, self._run_trunk = embedded.run_packed, embedded.run_trunk
-        monkeypatch.setattr(embedded, "run_packed", self._packed)
-        monkeypatch.setattr(embedded, "run_trunk", self._trunk)
+        for network in (LeanNetwork, PlainNetwork):
+            monkeypatch.setattr(network, "prefill", self._prefill(network.prefill))
+            monkeypatch.setattr(network, "step", self._step(network.step))
 
-    def _packed(self, model, row, cache=None):
-        self.prefills.append(len(row.tokens))
-        return self._run_packed(model, row, cache)
+    def _prefill(self, real):
+        def prefill(network, row, cache):
+            self.prefills.append(len(row.tokens))
+            return real(network, row, cache)
 
-    def _trunk(self, model, tokens, positions, mask, cache=None):
-        self.before_step(len(self.steps))
-        self.steps.append(len(tokens))
-        hidden = self._run_trunk(model, tokens, positions, mask, cache)
-        self.cache_bytes.append(sum(t.nbytes for t in (*cache._keys, *cache._values)))
-        return hidden
+        return prefill
+
+    def _step(self, real):
+        def step(network, tokens, cache):
+            self.before_step(len(self.steps))
+            self.steps.append(len(tokens))
+            hidden = real(network, tokens, cache)
+            self.cache_bytes.append(sum(t.nbytes for t in (*cache._keys, *cache._values)))
+            return hidden
+
+        return step
 
 
 class Clock:

@@ -21,6 +21,7 @@ from tests.samplers.support import (
 from xorl_lab.engine import engine as engines
 from xorl_lab.errors import CancelledError, ConfigError, DataError, LabError, SamplerError
 from xorl_lab.samplers import embedded
+from xorl_lab.samplers.networks import LeanNetwork
 
 PROMPT = tuple(b"once upon")
 LONG = params(max_tokens=60, temperature=0.0)
@@ -236,22 +237,21 @@ class TestCancelling:
 
 class TestFailures:
     def fail_on(self, monkeypatch, name: str, when) -> None:
-        real = getattr(embedded, name)
+        real = getattr(LeanNetwork, name)
 
-        def flaky(model, *rest: object) -> object:
-            if when(model):
+        def flaky(network, *rest: object) -> object:
+            if when(network):
                 raise RuntimeError("out of memory, say")
-            return real(model, *rest)
+            return real(network, *rest)
 
-        monkeypatch.setattr(embedded, name, flaky)
+        monkeypatch.setattr(LeanNetwork, name, flaky)
 
-    @pytest.mark.parametrize("name", ["run_packed", "run_trunk"])
+    @pytest.mark.parametrize("name", ["prefill", "step"])
     def test_an_error_of_the_model_fails_its_own_lane_only(self, base, trainer, monkeypatch, name):
         update(trainer)
         adapted = trainer.save_weights_and_get_sampling_client()
         expected = base.sample(ids(*PROMPT), params(max_tokens=30), 2).result()
-        engine = engine_of(base)
-        self.fail_on(monkeypatch, name, lambda model: model is not engine.base)
+        self.fail_on(monkeypatch, name, lambda network: bool(network.deltas))
         with held(base):
             futures = [adapted.sample(ids(*PROMPT, i), params()) for i in range(3)]
             other = base.sample(ids(*PROMPT), params(max_tokens=30), 2)
@@ -262,7 +262,7 @@ class TestFailures:
             assert str(caught.value) == "sampling failed (RuntimeError: out of memory, say)"
             assert caught.value.retryable
 
-    @pytest.mark.parametrize("name", ["run_packed", "run_trunk"])
+    @pytest.mark.parametrize("name", ["prefill", "step"])
     def test_the_next_call_works_after_an_error(self, base, trainer, monkeypatch, name):
         adapted = trainer.save_weights_and_get_sampling_client()
         with monkeypatch.context() as patch:
@@ -274,7 +274,7 @@ class TestFailures:
         assert works(adapted)
 
     def test_a_batch_reports_an_error_of_the_model_as_failed(self, base, monkeypatch):
-        self.fail_on(monkeypatch, "run_trunk", lambda _: True)
+        self.fail_on(monkeypatch, "step", lambda _: True)
         result = base.sample_batch([ids(1, 2), ids(3)], params()).result(PATIENCE)
         assert [i for i, _ in result.failed] == [0, 1]
         assert all(isinstance(e, SamplerError) for _, e in result.failed)

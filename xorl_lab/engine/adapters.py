@@ -12,17 +12,15 @@ from typing import cast
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import Linear as LoraLinear
 from transformers import PreTrainedModel
 
+from xorl_lab.engine.lora import ADAPTER, LoraLinear
 from xorl_lab.engine.quiet import quiet
 from xorl_lab.engine.sharing import share
 from xorl_lab.errors import ConfigError
 from xorl_lab.types import LoraRunSpec
 
 logger = logging.getLogger(__name__)
-ADAPTER = "default"
-"""peft's name of the one adapter that each module tree has."""
 PREFIX = "base_model.model."
 """What PEFT puts before the module's name in its files."""
 
@@ -118,12 +116,13 @@ def inject(base: PreTrainedModel, spec: LoraRunSpec, generator: torch.Generator)
         lora_dropout=spec.dropout,
         target_modules=names,
     )
+    config._register_custom_module({torch.nn.Linear: LoraLinear})
     # On the meta device nothing is drawn from the global generator that user code shares.
     with torch.device("meta"), quiet():
         inject_adapter_in_model(config, model, ADAPTER)
     dtype = torch.float64 if base.dtype == torch.float64 else torch.float32
     for layer in lora_layers(model).values():
-        down, up = _pair(layer)
+        down, up = layer.pair
         a = torch.empty(down.weight.shape, dtype=dtype, device="cpu")
         torch.nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
         down.weight = torch.nn.Parameter(a.to(base.device))
@@ -144,7 +143,7 @@ def parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """The adapter's weights under PEFT's file names."""
     result: dict[str, torch.nn.Parameter] = {}
     for name, layer in lora_layers(model).items():
-        down, up = _pair(layer)
+        down, up = layer.pair
         result[f"{PREFIX}{name}.lora_A.weight"] = cast("torch.nn.Parameter", down.weight)
         result[f"{PREFIX}{name}.lora_B.weight"] = cast("torch.nn.Parameter", up.weight)
     return result
@@ -168,12 +167,6 @@ def dropout(model: torch.nn.Module, generator: torch.Generator) -> Generator[Non
     finally:
         for module in modules:
             module.active = False
-
-
-def _pair(layer: LoraLinear) -> tuple[torch.nn.Linear, torch.nn.Linear]:
-    """The layers A and B of an adapted layer."""
-    down, up = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]
-    return cast("torch.nn.Linear", down), cast("torch.nn.Linear", up)
 
 
 def _linear(model: torch.nn.Module, name: str) -> torch.nn.Linear:

@@ -7,12 +7,13 @@ contiguous 2-D rows, CHUNK of them at a time, and each chunk is computed again i
 import inspect
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from xorl_lab.engine import attention
 from xorl_lab.engine.packing import PackedRow
 
 CHUNK = 256
@@ -31,22 +32,22 @@ def run_packed(model: PreTrainedModel, row: PackedRow, cache: object | None = No
         (L, H) hidden states after the last norm, in the model's dtype.
     """
     device = model.device
+    tokens = torch.from_numpy(row.tokens).to(device)[None]
+    positions = torch.from_numpy(row.positions).to(device)[None]
+    if attention.used_by(model):
+        layout = attention.blocks(row, torch.promote_types(model.dtype, torch.float32))
+        return run_trunk(model, tokens, positions, None, cache, layout=layout)[0]
     mask = torch.from_numpy(row.attention_mask()).to(device)
-    return run_trunk(
-        model,
-        torch.from_numpy(row.tokens).to(device)[None],
-        torch.from_numpy(row.positions).to(device)[None],
-        mask[None, None],
-        cache,
-    )[0]
+    return run_trunk(model, tokens, positions, mask[None, None], cache)[0]
 
 
 def run_trunk(
     model: PreTrainedModel,
     tokens: torch.Tensor,
     positions: torch.Tensor,
-    mask: torch.Tensor,
+    mask: torch.Tensor | None,
     cache: object | None = None,
+    **extra: object,
 ) -> torch.Tensor:
     """Run all but the head.
 
@@ -54,14 +55,15 @@ def run_trunk(
         model: the causal language model.
         tokens: (B, T) int64.
         positions: (B, T) int64 position ids.
-        mask: (B, 1, T, S) bool, True where a query may look at a key.
+        mask: (B, 1, T, S) bool, True where a query may look at a key; None with a layout.
         cache: object with ``update(keys, values, layer)``, or None.
+        extra: what the attention is told besides, such as ``layout``.
 
     Returns:
         (B, T, H) hidden states.
     """
     trunk = model.get_decoder()
-    extra: dict[str, object] = {"use_cache": cache is not None}
+    extra["use_cache"] = cache is not None
     if cache is not None:
         # transformers 5.24 renamed the argument and warns about the old name.
         names = inspect.signature(trunk.forward).parameters
@@ -98,6 +100,9 @@ def token_logprobs(
     Returns:
         (M,) nats, float32 (float64 if ``hidden`` is), with gradient to ``hidden`` and the head.
     """
+    if frozen(head):
+        weight = cast("torch.nn.Linear", head).weight
+        return cast("torch.Tensor", _FrozenHead.apply(hidden, weight, targets, temperature, chunk))
     parts = [
         checkpoint(
             _chunk_logprobs,
@@ -112,6 +117,13 @@ def token_logprobs(
         for start in range(0, len(targets), chunk)
     ]
     return torch.cat(parts)
+
+
+def frozen(head: torch.nn.Module) -> bool:
+    """True for a plain linear head without bias whose weight gets no gradient."""
+    if type(head) is not torch.nn.Linear or head.bias is not None:
+        return False
+    return not (torch.is_grad_enabled() and head.weight.requires_grad)
 
 
 def token_entropies(
@@ -174,6 +186,47 @@ def _replayed(
             draws.set_state(now)
 
     return nullcontext(), again()
+
+
+class _FrozenHead(torch.autograd.Function):
+    """Logprobs of targets, with d logprob / d hidden computed on the way, where it is needed.
+
+    A target's logprob depends on its own hidden state h alone: with p = softmax(W h / t) it is
+    d / dh = (W[target] - W' p) / t.  So M rows of that width stand in for the (M, V) logits that
+    autograd would keep or compute again.
+
+    The logits are held with the vocabulary first: a product of few rows by many columns runs at
+    twice the speed that way round on a CPU.
+    """
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,  # noqa: ANN401
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: float,
+        chunk: int,
+    ) -> torch.Tensor:
+        result: list[torch.Tensor] = []
+        slopes: list[torch.Tensor] = []
+        for states, wanted in zip(hidden.split(chunk), targets.split(chunk), strict=True):
+            logits = _scaled(weight @ states.T, temperature)
+            picked = logits.gather(0, wanted[None])[0]
+            greatest = logits.amax(0)
+            masses = logits.sub_(greatest).exp_()
+            total = masses.sum(0)
+            result.append(picked - greatest - total.log())
+            if ctx.needs_input_grad[0]:
+                mean = weight.T @ masses.div_(total).to(weight.dtype)
+                slopes.append((weight[wanted] - mean.T).div_(temperature))
+        ctx.save_for_backward(*([torch.cat(slopes)] if slopes else []))
+        return torch.cat(result)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        (slopes,) = ctx.saved_tensors
+        return slopes * grad[:, None].to(slopes.dtype), None, None, None, None
 
 
 def _chunk_logprobs(

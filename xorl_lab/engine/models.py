@@ -21,7 +21,7 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from xorl_lab.engine import packaged, tiny
+from xorl_lab.engine import attention, packaged, tiny
 from xorl_lab.engine.quiet import quiet
 from xorl_lab.errors import ConfigError
 from xorl_lab.home import home
@@ -276,6 +276,7 @@ def _finish(
 ) -> LoadedModel:
     """Freeze the model, move it and read off what the engine needs to know."""
     model = model.to(device).eval().requires_grad_(requires_grad=False)
+    attention.use(model)
     _refuse_processed_logits(name, model)
     text = model.config.get_text_config()
     return LoadedModel(

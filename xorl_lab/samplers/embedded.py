@@ -8,14 +8,11 @@ is that of the very step that drew it.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from transformers import PreTrainedModel
 
-from xorl_lab.engine.adapters import MergedCopy
 from xorl_lab.engine.engine import Engine
-from xorl_lab.engine.logprobs import head_of, run_packed, run_trunk
 from xorl_lab.engine.packing import pack
 from xorl_lab.engine.versions import WeightsVersion
 from xorl_lab.errors import SamplerError
@@ -23,6 +20,7 @@ from xorl_lab.futures import APIFuture
 from xorl_lab.samplers.base import SampleRequest
 from xorl_lab.samplers.cache import PromptCache, RowCache, room_for
 from xorl_lab.samplers.drawing import Drawn, draw, uniforms
+from xorl_lab.samplers.networks import Network, Networks
 from xorl_lab.samplers.rows import Row, Task
 from xorl_lab.types import SampleResponse
 
@@ -44,7 +42,7 @@ class EmbeddedSampler:
         self._waiting: deque[Task] = deque()
         self._lanes: dict[WeightsVersion, Lane] = {}
         self._closed: Exception | None = None
-        self._merged = MergedPool(engine.base)
+        self._networks = Networks(engine.base)
         config = engine.base.config
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = (
@@ -89,18 +87,18 @@ class EmbeddedSampler:
         for version, lane in list(self._lanes.items()):
             try:
                 with torch.no_grad():
-                    lane.advance(self._model(version), QUANTUM)
+                    lane.advance(self._networks.acquire(version), QUANTUM)
             except Exception as error:  # noqa: BLE001  (belongs to the requests of this lane)
                 lane.fail(error)
             if not lane.rows:
                 del self._lanes[version]
-                self._merged.release(version)
+                self._networks.release(version)
 
     def fail(self, error: Exception) -> None:
         """End what is waiting or under way; what comes next starts afresh."""
         reason = SamplerError(f"sampling failed ({type(error).__name__}: {error})", retryable=True)
         self._drop(reason)
-        self._merged = MergedPool(self.engine.base)
+        self._networks = Networks(self.engine.base)
 
     def close(self, error: Exception) -> None:
         """End everything with this error, and what is submitted from now on."""
@@ -118,12 +116,6 @@ class EmbeddedSampler:
         for lane in list(self._lanes.values()):
             yield from {id(row.task): row.task for row in lane.rows}.values()
 
-    def _model(self, version: WeightsVersion) -> PreTrainedModel:
-        if version.adapter is not None:
-            return self._merged.acquire(version)
-        # Looked up at each quantum: when the trained weights move on, the version gets a copy.
-        return version.full if version.full is not None else self.engine.base
-
     def _admit(self) -> None:
         """Take waiting samples in as far as rows and memory allow; always at least one."""
         fresh: dict[WeightsVersion, list[Row]] = {}
@@ -139,10 +131,10 @@ class EmbeddedSampler:
                 break
             self._waiting.popleft()
         for version, rows in fresh.items():
-            lane = self._lanes.setdefault(version, Lane())
+            lane = self._lanes.setdefault(version, Lane(self.engine.base.device))
             try:
                 with torch.no_grad():
-                    lane.join(self._model(version), rows)
+                    lane.join(self._networks.acquire(version), rows)
             except Exception as error:  # noqa: BLE001  (belongs to the requests of this lane)
                 lane.fail(error, rows)
 
@@ -165,17 +157,17 @@ class EmbeddedSampler:
 class Lane:
     """The rows that are being drawn from one version of the weights."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.rows: list[Row] = []
         self.cache = RowCache()
 
-    def join(self, model: PreTrainedModel, rows: list[Row]) -> None:
+    def join(self, network: Network, rows: list[Row]) -> None:
         """Run the prompts of new rows, each distinct one once, and draw their first tokens."""
         prompts = sorted({row.task.request.prompt for row in rows})
-        head = head_of(model)
         for packed in pack(prompts):
             captured = PromptCache()
-            hidden = run_packed(model, packed, captured)
+            hidden = network.prefill(packed, captured)
             slots = {
                 prompts[m]: nodes for m, nodes in zip(packed.members, packed.slots, strict=True)
             }
@@ -183,27 +175,26 @@ class Lane:
             for task in {id(row.task): row.task for row in here}.values():
                 if task.request.prompt_logprobs and task.prompt_logprobs is None:
                     nodes = torch.from_numpy(slots[task.request.prompt])
-                    task.prompt_logprobs = prompt_logprobs(hidden[nodes], head, task.request.prompt)
+                    task.prompt_logprobs = prompt_logprobs(
+                        hidden[nodes], network, task.request.prompt
+                    )
             last = [int(slots[row.task.request.prompt][-1]) for row in here]
             distinct = sorted(set(last))
-            logits = head(hidden[distinct])
+            logits = network.logits(hidden[distinct])
             spread = torch.tensor([distinct.index(node) for node in last])
             self.cache.add(captured, [slots[row.task.request.prompt] for row in here])
             self.rows += here
             self._record(here, logits[spread.to(logits.device)])
         self._leave()
 
-    def advance(self, model: PreTrainedModel, steps: int) -> None:
+    def advance(self, network: Network, steps: int) -> None:
         """Draw up to ``steps`` further tokens of every row."""
         for _ in range(steps):
             self._leave()
             if not self.rows:
                 return
-            tokens = torch.tensor([[row.tokens[-1]] for row in self.rows], device=model.device)
-            positions, mask = self.cache.begin_step(model.device)
-            hidden = run_trunk(model, tokens, positions, mask, self.cache)
-            self.cache.end_step()
-            self._record(self.rows, head_of(model)(hidden[:, 0]))
+            tokens = torch.tensor([row.tokens[-1] for row in self.rows], device=self.device)
+            self._record(self.rows, network.logits(network.step(tokens, self.cache)))
         self._leave()
 
     def fail(self, error: Exception, joining: Iterable[Row] = ()) -> None:
@@ -234,40 +225,14 @@ class Lane:
         self.cache.keep(staying)
 
 
-class MergedPool:
-    """Copies of the base with an adapter merged in, reused from version to version."""
-
-    def __init__(self, base: PreTrainedModel, make: Callable[..., MergedCopy] = MergedCopy) -> None:
-        self._base = base
-        self._make = make
-        self._busy: dict[WeightsVersion, MergedCopy] = {}
-        self._idle: tuple[WeightsVersion, MergedCopy] | None = None
-
-    def acquire(self, version: WeightsVersion) -> PreTrainedModel:
-        """The merged copy of a version, made on first use."""
-        if version not in self._busy:
-            idle_version, copy = self._idle or (None, self._make(self._base))
-            self._idle = None
-            if idle_version is not version:
-                copy.load(version.adapter or {}, version.scale)
-            self._busy[version] = copy
-        return self._busy[version].model
-
-    def release(self, version: WeightsVersion) -> None:
-        """Nobody draws from this version at the moment; one idle copy is kept for the next."""
-        copy = self._busy.pop(version, None)
-        if copy is not None:
-            self._idle = (version, copy)
-
-
 def prompt_logprobs(
-    hidden: torch.Tensor, head: torch.nn.Module, prompt: tuple[int, ...]
+    hidden: torch.Tensor, network: Network, prompt: tuple[int, ...]
 ) -> list[float | None]:
     """Logprob of each prompt token but the first, at temperature 1.
 
     Args:
         hidden: (N, H) of the N prompt tokens.
-        head: maps (m, H) to (m, V) logits.
+        network: the weights that computed them.
         prompt: N token ids.
 
     Returns:
@@ -276,7 +241,7 @@ def prompt_logprobs(
     result: list[float | None] = [None]
     for start in range(0, len(prompt) - 1, CHUNK):
         targets = torch.tensor(prompt[start + 1 : start + 1 + CHUNK], device=hidden.device)
-        logits = head(hidden[start : start + len(targets)]).float()
+        logits = network.logits(hidden[start : start + len(targets)]).float()
         picked = logits.gather(-1, targets[:, None]).squeeze(-1) - torch.logsumexp(logits, -1)
         result += picked.tolist()
     return result

@@ -1,0 +1,198 @@
+"""Attention over a packed row of tokens, block by block.
+
+A mask of (L, L) would make every token pay for every other token of its row, most of which it may
+not see.  Here a block of neighbouring queries looks only at the keys that some query of the block
+may see: its own sequence, as a rule.  The probabilities are not kept for the backward pass but
+computed again from their log-sum-exp (Dao et al. 2022, "FlashAttention", section 3.1).
+
+transformers calls :func:`forward` in place of its own attention, through its public registry.
+"""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from xorl_lab.engine.packing import PackedRow
+
+NAME = "xorl_lab"
+"""Under which transformers knows this attention."""
+BLOCK = 64
+"""Queries that are looked at together: more of them share one product, but see more strangers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Neighbouring queries of a packed row and the keys that they look at."""
+
+    queries: slice
+    """n nodes of the row."""
+    keys: slice | torch.Tensor
+    """S nodes of the row, as a slice where they are neighbours."""
+    bias: torch.Tensor
+    """(n, S) float32: 0 where the query may look at the key, else minus infinity."""
+
+
+def blocks(row: PackedRow, dtype: torch.dtype = torch.float32) -> list[Block]:
+    """Cut a packed row into blocks.
+
+    Args:
+        row: L nodes.
+        dtype: of the bias.
+    """
+    mask = row.attention_mask()
+    result: list[Block] = []
+    for start in range(0, len(mask), BLOCK):
+        queries = slice(start, min(start + BLOCK, len(mask)))
+        seen = np.flatnonzero(mask[queries].any(0))
+        neighbours = int(seen[-1]) - int(seen[0]) + 1 == len(seen)
+        keys = slice(int(seen[0]), int(seen[-1]) + 1) if neighbours else torch.from_numpy(seen)
+        allowed = torch.from_numpy(mask[queries][:, seen])
+        bias = torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, -torch.inf)
+        result.append(Block(queries, keys, bias))
+    return result
+
+
+def use(model: PreTrainedModel) -> None:
+    """Let a model attend through this module, if its architecture lets it be chosen."""
+    if model.device.type == "cpu" and getattr(model, "_supports_attention_backend", False):
+        model.set_attn_implementation(NAME)
+
+
+def used_by(model: PreTrainedModel) -> bool:
+    """True if a model attends through this module."""
+    return cast("Any", model.config)._attn_implementation == NAME
+
+
+def forward(  # noqa: PLR0913  (the signature that transformers calls)
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    layout: list[Block] | None = None,
+    **further: Any,  # noqa: ANN401
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attend along the blocks of ``layout``; without one, as transformers does.
+
+    Args:
+        module: the attention layer.
+        query: (B, heads, T, D).
+        key: (B, heads of keys, S, D).
+        value: like ``key``.
+        attention_mask: (B, 1, T, S) where there is no layout.
+        scaling: of the scores; 1 / sqrt(D) by default.
+        layout: how the one row is cut.
+        further: passed on.
+
+    Returns:
+        (B, T, heads, D), and None in place of the probabilities.
+    """
+    if layout is None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **further
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return attend(query[0], key[0], value[0], layout, scale)[None], None
+
+
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: list[Block], scale: float
+) -> torch.Tensor:
+    """Attention along the blocks of a packed row.
+
+    Args:
+        query: (H, L, D).
+        key: (K, L, D); H is a multiple of K.
+        value: like ``key``.
+        layout: how the row is cut.
+        scale: of the scores.
+
+    Returns:
+        (L, H, D), with gradient to all three.
+    """
+    return cast("torch.Tensor", _BlockAttention.apply(query, key, value, layout, scale))
+
+
+class _BlockAttention(torch.autograd.Function):
+    """(H, L, D) queries, (K, L, D) keys and values -> (L, H, D); H is a multiple of K."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,  # noqa: ANN401
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        layout: list[Block],
+        scale: float,
+    ) -> torch.Tensor:
+        heads, length, width = query.shape
+        out = query.new_empty(length, heads, width)
+        norms: list[torch.Tensor] = []
+        for block in layout:
+            k, v = _fine(key[:, block.keys]), _fine(value[:, block.keys])
+            q = _fold(_fine(query[:, block.queries]), len(key))
+            scores = _scores(q, k, block.bias, scale)
+            norm = torch.logsumexp(scores, -1, keepdim=True)
+            scores.sub_(norm).exp_()
+            out[block.queries] = _unfold(torch.bmm(scores, v), heads).transpose(0, 1)
+            norms.append(norm)
+        ctx.save_for_backward(query, key, value, out, *norms)
+        ctx.layout, ctx.scale = layout, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        query, key, value, out, *norms = ctx.saved_tensors
+        fine = torch.promote_types(query.dtype, torch.float32)
+        heads = len(query)
+        grad_query = torch.empty_like(query)
+        grad_key = torch.zeros(key.shape, dtype=fine, device=key.device)
+        grad_value = torch.zeros_like(grad_key)
+        for block, norm in zip(ctx.layout, norms, strict=True):
+            k, v = _fine(key[:, block.keys]), _fine(value[:, block.keys])
+            q = _fold(_fine(query[:, block.queries]), len(key))
+            g = _fold(_fine(grad[block.queries].transpose(0, 1)), len(key))
+            o = _fold(_fine(out[block.queries].transpose(0, 1)), len(key))
+            chances = _scores(q, k, block.bias, ctx.scale).sub_(norm).exp_()
+            _add(grad_value, block.keys, torch.bmm(chances.transpose(1, 2), g))
+            inner = torch.bmm(g, v.transpose(1, 2))
+            inner.sub_((g * o).sum(-1, keepdim=True)).mul_(chances).mul_(ctx.scale)
+            grad_query[:, block.queries] = _unfold(torch.bmm(inner, k), heads).to(query.dtype)
+            _add(grad_key, block.keys, torch.bmm(inner.transpose(1, 2), q))
+        return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), None, None
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor, scale: float) -> torch.Tensor:
+    """(K, g * n, D), (K, S, D) -> (K, g * n, S): scaled, minus infinity where forbidden."""
+    scores = torch.bmm(q, k.transpose(1, 2)).mul_(scale)
+    scores.view(len(k), -1, *bias.shape).add_(bias)
+    return scores
+
+
+def _fine(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _fold(tensor: torch.Tensor, groups: int) -> torch.Tensor:
+    """(H, n, D) -> (K, H / K * n, D): the heads that share a key, one below the other."""
+    return tensor.reshape(groups, -1, tensor.shape[-1])
+
+
+def _unfold(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """The inverse of :func:`_fold`."""
+    return tensor.view(heads, -1, tensor.shape[-1])
+
+
+def _add(total: torch.Tensor, keys: slice | torch.Tensor, more: torch.Tensor) -> None:
+    if isinstance(keys, slice):
+        total[:, keys] += more
+    else:
+        total.index_add_(1, keys, more)
+
+
+AttentionInterface.register(NAME, forward)
