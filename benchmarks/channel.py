@@ -47,6 +47,8 @@ class Sample:
 
     seconds: float
     """Of the work itself."""
+    busy: float
+    """Seconds of processor time, over all threads: the truer number where others are at work."""
     tokens: int
     """Drawn, or trained on."""
     peak: int | None
@@ -67,6 +69,7 @@ class Channel:
         self._out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         self._start = self._seconds = 0.0
+        self._busy_start = self._busy = 0.0
 
     def ready(self, **facts: Any) -> None:  # noqa: ANN401 (JSON)
         """Say that the model is loaded."""
@@ -88,15 +91,18 @@ class Channel:
         """Start the clock, and let the gauge of the memory forget earlier peaks."""
         if STATUS.exists():
             Path("/proc/self/clear_refs").write_text("5")
+        self._busy_start = time.process_time()
         self._start = time.perf_counter()
 
     def stop(self) -> None:
         """Stop the clock."""
         self._seconds = time.perf_counter() - self._start
+        self._busy = time.process_time() - self._busy_start
 
     def answer(self, tokens: int, **extra: Any) -> None:  # noqa: ANN401 (JSON)
         """Report the round."""
-        self._say(asdict(Sample(self._seconds, tokens, _status("VmHWM"), extra)))
+        peak = _status("VmHWM")
+        self._say(asdict(Sample(self._seconds, self._busy, tokens, peak, extra)))
 
     def _say(self, values: Mapping[str, Any]) -> None:
         self._out.write(json.dumps(values) + "\n")

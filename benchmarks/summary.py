@@ -44,6 +44,8 @@ class Comparison:
     """Median of the peer's seconds in ours."""
     per_token: float
     """The same of the seconds per token: sides may draw unequal numbers of them."""
+    busy: float
+    """The same of the seconds of processor time."""
     by_round: Spread
     """The ratios of the single rounds."""
 
@@ -53,7 +55,8 @@ class Comparison:
         a, b = Spread.of([s.seconds for s in ours]), Spread.of([s.seconds for s in peer])
         each = [q.seconds / p.seconds for p, q in zip(ours, peer, strict=True)]
         per_token = seconds_per_token(peer) / seconds_per_token(ours)
-        return cls(a, b, b.median / a.median, per_token, Spread.of(each))
+        busy = statistics.median(s.busy for s in peer) / statistics.median(s.busy for s in ours)
+        return cls(a, b, b.median / a.median, per_token, busy, Spread.of(each))
 
     @property
     def judged(self) -> float:
