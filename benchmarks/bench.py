@@ -108,7 +108,7 @@ class Bench:
                     f"{first[-1].seconds:.2f} s, peer {second[-1].seconds:.2f} s"
                 )
             resident = (a.facts["resident"], b.facts["resident"])
-        note = row.note + same_loss(first, second)
+        note = "; ".join(filter(None, [row.note, same_loss(first, second)]))
         return Row(
             row.case,
             row.shape,
@@ -149,7 +149,7 @@ class Bench:
 
 def same_loss(ours: Sequence[Sample], peer: Sequence[Sample]) -> str:
     """A note on the loss of the first round, which is that of the untrained adapter on both."""
-    if not ours or "loss" not in ours[0].extra or "loss" not in peer[0].extra:
+    if "loss" not in ours[0].extra:
         return ""
     a, b = ours[0].extra["loss"], peer[0].extra["loss"]
     return f"first loss {a:.4f}, peer {b:.4f}"

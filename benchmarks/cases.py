@@ -50,7 +50,8 @@ def bf16(bench: Bench) -> Found:
     if not machine.has_amx():
         yield Line("bf16", "bfloat16 beside float32", "does not apply: the processor has no AMX")
         return
-    row = Row("bf16", shape, "bfloat16", [], [], (None, None), "", (("bf16", "float32"),))
+    note = "the peer is ours in float32"
+    row = Row("bf16", shape, "bfloat16", [], [], (None, None), note, (("bf16", "bfloat16"),))
     task = grpo_task(prompt_tokens, max_tokens)
     yield bench.duel(row, task, Side(OURS, "bfloat16"), Side(OURS))
 

@@ -66,6 +66,9 @@ def main(arguments: list[str]) -> int:
         say(f"missing here: {', '.join(missing)}: put them into a folder that PYTHONPATH names")
         return MISSING
     import torch  # noqa: PLC0415  (only once it is known to be there)
+    from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
+
+    disable_progress_bar()
 
     if options.device == "cuda" and not torch.cuda.is_available():
         say("there is no CUDA GPU here: try --device cpu --model tiny")
@@ -122,6 +125,9 @@ def check(report: Report, name: str, folder: str, dtype: str, options: argparse.
     from xorl_lab.client import ServiceClient  # noqa: PLC0415
     from xorl_lab.engine import engine  # noqa: PLC0415
 
+    with gauge(report, name, dtype, "peak of generate", options.device):
+        peer = generate(folder, dtype, options.device)
+    gc.collect()
     with tempfile.TemporaryDirectory() as home:
         service = ServiceClient(home=home, device=options.device, dtype=dtype)
         client = service.create_lora_training_client(folder, 16, alpha=32.0, seed=0)
@@ -133,8 +139,6 @@ def check(report: Report, name: str, folder: str, dtype: str, options: argparse.
         del client, service
         engine.close_all()
     gc.collect()
-    with gauge(report, name, dtype, "peak of generate", options.device):
-        peer = generate(folder, dtype, options.device)
     value = f"{ours:.0f} tokens/s, generate {peer:.0f}: {ours / peer:.2f} times"
     report.add(name, dtype, f"sampling 8 x 8 x {TOKENS}", value)
 

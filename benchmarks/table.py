@@ -1,6 +1,7 @@
 """Results as Markdown."""
 
 from collections.abc import Iterator, Sequence
+from statistics import mean, median
 
 from benchmarks import goals
 from benchmarks.results import Line, Results, Row
@@ -57,23 +58,26 @@ def _speed(row: Row) -> dict[str, str]:
         "per token": short(found.per_token),
         "CPU": short(found.busy),
         "by round": f"{short(found.by_round.low)}..{short(found.by_round.high)}",
-        "tokens": f"{_mean(row.ours)} / {_mean(row.peer)}",
+        "tokens": " / ".join(
+            f"{mean(s.tokens for s in side):.0f}" for side in (row.ours, row.peer)
+        ),
         "goals": "; ".join(verdicts),
-        "notes": "; ".join(filter(None, [row.note, _signal(row)])),
+        "notes": "; ".join(filter(None, [row.note, *_grpo(row)])),
     }
 
 
-def _mean(samples: Sequence[object]) -> str:
-    tokens = [getattr(s, "tokens", 0) for s in samples]
-    return f"{sum(tokens) / len(tokens):.0f}"
-
-
-def _signal(row: Row) -> str:
-    """How many groups had nothing to learn from, where there are groups."""
+def _grpo(row: Row) -> Iterator[str]:
+    """Notes on GRPO steps: groups with nothing to learn from, prompts, phases of ours."""
+    sides = (row.ours, row.peer)
     if "without_signal" not in row.ours[0].extra:
-        return ""
-    ours, peer = (sum(s.extra["without_signal"] for s in side) for side in (row.ours, row.peer))
-    return f"groups without signal {ours} / {peer}"
+        return
+    ours, peer = (sum(s.extra["without_signal"] for s in side) for side in sides)
+    yield f"groups without signal {ours} / {peer}"
+    ours, peer = (mean(s.extra["prompt_tokens"] for s in side) for side in sides)
+    yield f"prompts of {ours:.1f} / {peer:.1f} tokens"
+    phases = row.ours[0].extra.get("phases", {})
+    medians = {p: median(s.extra["phases"][p] for s in row.ours) for p in phases}
+    yield "ours: " + ", ".join(f"{p} {short(s)} s" for p, s in medians.items())
 
 
 def _memory(row: Row) -> dict[str, str]:

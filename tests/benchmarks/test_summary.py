@@ -17,13 +17,19 @@ def sample(seconds: float, tokens: int = 10, peak: int | None = 100, **extra: ob
     return Sample(seconds, 2 * seconds, tokens, peak, extra)
 
 
+def step(seconds: float, without_signal: int) -> Sample:
+    phases = {"sample": 0.5 * seconds, "train": 0.25 * seconds}
+    extra = {"without_signal": without_signal, "prompt_tokens": 7, "phases": phases}
+    return sample(seconds, **extra)
+
+
 def row(case: str = "grpo", **changes) -> Row:
     values = {
         "case": case,
         "shape": "a | b",
         "dtype": "float32",
-        "ours": [sample(1.0, without_signal=1), sample(2.0, without_signal=0)],
-        "peer": [sample(5.0, without_signal=0), sample(5.0, without_signal=0)],
+        "ours": [step(1.0, 1), step(2.0, 0)],
+        "peer": [step(5.0, 0), step(5.0, 0)],
         "resident": (40, 50),
         "judged": ((case, "float32"),),
     }
@@ -129,6 +135,7 @@ def test_the_table_shows_ratios_goals_and_notes():
     assert "**3.33**" in text
     assert "float32: floor 2 met, goal 3 met" in text
     assert "groups without signal 1 / 0" in text
+    assert "ours: sample 0.750 s, train 0.375 s" in text
     assert "a \\| b" in text
     assert "floor 0.6 not met, goal 0.4 not met" in text
     assert "2 operations per weight" in text
@@ -147,3 +154,13 @@ def test_results_survive_saving_and_later_runs_count(tmp_path):
 @pytest.mark.parametrize("module", [channel, counting, goals, summary, workload])
 def test_examples_in_docstrings_hold(module):
     assert doctest.testmod(module).failed == 0
+
+
+def test_the_peers_get_the_versions_that_ours_has(root):
+    lines = {}
+    for name in ("constraints.txt", "benchmarks/requirements.txt"):
+        pins = [line for line in (root / name).read_text().splitlines() if "==" in line]
+        lines[name] = dict(pin.split("==") for pin in pins)
+    ours, peers = lines.values()
+    assert set(peers) - set(ours) == {"trl"}
+    assert all(ours[name] == peers[name] for name in peers.keys() & ours)

@@ -89,6 +89,12 @@ class RowCache:
         self._values[layer][rows, :, self._index] = values[:, :, 0]
         return self._keys[layer][:, :, :span], self._values[layer][:, :, :span]
 
+    def flat(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """All that is filled in a layer, rows and heads as one: (R * heads, S, D) each."""
+        span = int(self.lengths.max()) + 1
+        keys, values = self._keys[layer], self._values[layer]
+        return keys.flatten(0, 1)[:, :span], values.flatten(0, 1)[:, :span]
+
     def get_seq_length(self, *_: object) -> int:
         """Longest row, for models that ask."""
         return int(self.lengths.max())

@@ -83,12 +83,14 @@ def draw(
     # Apple's GPUs have no float64, which the exact draw needs.
     logits = (logits.cpu() if logits.device.type == "mps" else logits).float()
     # From the greatest logit down, so that neither a huge logit nor a tiny temperature overflows.
-    scaled = logits - logits.amax(-1, keepdim=True)
+    greatest = logits.amax(-1, keepdim=True)
     temperatures = torch.tensor([p.temperature or 1.0 for p in params], dtype=torch.float32)
-    if not bool((temperatures == 1.0).all()):
-        temperatures = temperatures.clamp(min=torch.finfo(torch.float32).tiny)
-        scaled = scaled / temperatures.to(logits.device)[:, None]
-    masses = scaled.exp()
+    temperatures = temperatures.clamp(min=torch.finfo(torch.float32).tiny).to(logits.device)
+
+    def scaled(chosen: torch.Tensor) -> torch.Tensor:
+        return (chosen - greatest).div_(temperatures[:, None])
+
+    masses = scaled(logits).exp_()
     log_total = _blocks(masses).sum(-1).log()
     if not bool(torch.isfinite(log_total).all()):
         raise SamplerError(
@@ -99,16 +101,17 @@ def draw(
     greedy = torch.tensor([p.temperature == 0 for p in params], device=logits.device)
     if bool(greedy.any()):
         tokens = torch.where(greedy, logits.argmax(-1), tokens)
-    logprobs = scaled.gather(-1, tokens[:, None]).squeeze(-1).double() - log_total
-    values, ids = scaled.topk(top, dim=-1)
-    return Drawn(tokens, logprobs, ids, values.double() - log_total[:, None])
+    logprobs = scaled(logits.gather(-1, tokens[:, None])).squeeze(-1).double() - log_total
+    values, ids = logits.topk(top, dim=-1)
+    return Drawn(tokens, logprobs, ids, scaled(values).double() - log_total[:, None])
 
 
 def _blocks(masses: torch.Tensor) -> torch.Tensor:
     """(R, V) -> (R, V / BLOCK) float64 sums."""
     short = -masses.shape[-1] % BLOCK
     padded = torch.nn.functional.pad(masses, (0, short)) if short else masses
-    return padded.view(len(masses), -1, BLOCK).sum(-1, dtype=torch.float64)
+    # Sums of 128 are good to the last place or two in float32; their sums need more.
+    return padded.view(len(masses), -1, BLOCK).sum(-1).double()
 
 
 def _invert(masses: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:

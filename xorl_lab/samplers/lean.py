@@ -1,9 +1,11 @@
 """Llama-type networks stripped to their products, for sampling.
 
-The same arithmetic as transformers' modules, in fewer and larger steps: the three products of an
-attention layer in one, the two of a gated MLP in one, weights laid out once as the CPU's matrix
-kernels like them, and adapters added to the shared base rather than merged into copies of it.  A
-new version of an adapter costs nothing; a new version of the full weights is laid out again.
+The arithmetic of transformers' modules on their own weights, with less between the products, and
+with adapters added to the shared base rather than merged into copies of it: a new version of the
+weights, of whichever kind, costs nothing here.
+
+Inside, the N tokens are the last dimension: with few of them a CPU's kernels take W x up to three
+times as fast as x' W'.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,85 +16,82 @@ import torch
 from transformers import PreTrainedModel
 
 from xorl_lab.engine.adapters import PREFIX
-from xorl_lab.samplers.products import Product
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Values of ``model_type`` whose layers are computed here."""
+FEW = 12
+"""Below as many tokens the kernels prefer their input the other way round."""
+HEAD_ROWS = 2048
+"""Rows of the head that are multiplied at a time, so that their result is turned in the cache."""
+GROUPS: Sequence[Sequence[str]] = (
+    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    ("self_attn.o_proj",),
+    ("mlp.gate_proj", "mlp.up_proj"),
+    ("mlp.down_proj",),
+)
+"""The matrices of a layer, those with the same input together."""
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(layer, (N, heads, D) queries, (N, kv heads, D) keys, values) -> (N, heads * D)."""
-GROUPS: Mapping[str, Sequence[str]] = {
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "o": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
-"""Layers of a decoder block whose products are computed as one."""
+"""(layer, (heads, D, N) queries, (kv heads, D, N) keys, values) -> (heads * D, N)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """An adapter's share of one product: columns ``start:stop`` get s (x A') B'."""
+    """An adapter's share of the products with one input."""
 
-    start: int
-    stop: int
     a: torch.Tensor
-    """(r, in) in the network's dtype."""
-    b: torch.Tensor
-    """(r, out), scaled, in the network's dtype."""
+    """(sum of r, in): the matrices A, one below the other."""
+    b: list[torch.Tensor | None]
+    """Per product (out, r), scaled by alpha / r, or None where there is no adapter."""
 
 
-Deltas = dict[tuple[int, str], list[Delta]]
-"""By layer and group."""
+Deltas = dict[tuple[int, str], Delta]
+"""By layer and first module of the group."""
 
 
 class LeanWeights:
-    """The weights of one model, ready for inference.
+    """The weights of one model, read in place.
 
     Args:
-        model: a causal language model for which :func:`supported` is true.  Its embedding, norms
-            and biases are shared, its matrices are laid out anew.
+        model: a causal language model for which :func:`supported` is true.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         trunk: Any = model.get_decoder()
-        config: Any = model.config
         self.device = model.device
         self.dtype = model.dtype
-        self.heads = int(config.num_attention_heads)
-        self.kv_heads = int(config.num_key_value_heads)
-        self.width = int(
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
+        self.kv_heads = int(cast("Any", model.config).num_key_value_heads)
+        self.width = int(trunk.layers[0].self_attn.head_dim)
+        """D."""
         self.scaling = float(trunk.layers[0].self_attn.scaling)
         """Of the attention scores."""
-        self._embedding = cast("torch.Tensor", trunk.embed_tokens.weight)
-        self._rotary = trunk.rotary_emb
-        self._norm = trunk.norm
-        self._blocks = list(trunk.layers)
-        self._products = [
-            {
-                name: Product([block.get_submodule(m) for m in group])
-                for name, group in GROUPS.items()
-            }
-            for block in self._blocks
+        self._trunk = trunk
+        self._head = cast("torch.nn.Linear", model.get_output_embeddings())
+        self._layers = [
+            [[cast("torch.nn.Linear", layer.get_submodule(m)) for m in group] for group in GROUPS]
+            for layer in trunk.layers
         ]
-        self._head = Product([cast("torch.nn.Linear", model.get_output_embeddings())])
-
-    @property
-    def layers(self) -> int:
-        """Number of decoder blocks."""
-        return len(self._blocks)
 
     def deltas(self, adapter: Mapping[str, torch.Tensor], scale: float) -> Deltas:
-        """Arrange an adapter, under PEFT's file names, for :meth:`hidden` and :meth:`logits`."""
+        """Arrange an adapter for :meth:`hidden` and :meth:`logits`.
+
+        Args:
+            adapter: tensors under PEFT's file names.
+            scale: alpha / r.
+        """
+        groups = {
+            (layer, group[0]): [f"model.layers.{layer}.{m}" for m in group]
+            for layer in range(len(self._layers))
+            for group in GROUPS
+        }
+        groups[len(self._layers), "lm_head"] = ["lm_head"]
         result: Deltas = {}
-        for layer in range(self.layers):
-            for name, members in GROUPS.items():
-                modules = [f"model.layers.{layer}.{m}" for m in members]
-                if found := self._group(modules, self._products[layer][name], adapter, scale):
-                    result[layer, name] = found
-        if found := self._group(["lm_head"], self._head, adapter, scale):
-            result[self.layers, "head"] = found
+        for key, modules in groups.items():
+            names = [f"{PREFIX}{module}.lora_{{}}.weight" for module in modules]
+            a = [adapter[n.format("A")] for n in names if n.format("A") in adapter]
+            if a:
+                b = [adapter.get(n.format("B")) for n in names]
+                scaled = [None if m is None else (m * scale).to(self.dtype) for m in b]
+                result[key] = Delta(torch.cat(a).to(self.dtype), scaled)
         return result
 
     def hidden(
@@ -109,52 +108,36 @@ class LeanWeights:
         Returns:
             (N, H) hidden states after the last norm.
         """
-        x = torch.nn.functional.embedding(tokens, self._embedding)
-        cosine, sine = self._rotary(x[None], positions[None])
-        cosine, sine = cosine[0, :, None], sine[0, :, None]
-        kept = self.kv_heads * self.width
-        for layer, block in enumerate(self._blocks):
-            products = self._products[layer]
-            attention = block.self_attn
-            qkv = _apply(products["qkv"], block.input_layernorm(x), deltas.get((layer, "qkv")))
-            query, key, value = qkv.split((self.heads * self.width, kept, kept), -1)
-            query = query.view(len(x), self.heads, self.width)
-            key = key.view(len(x), self.kv_heads, self.width)
-            if hasattr(attention, "q_norm"):
-                query, key = attention.q_norm(query), attention.k_norm(key)
+        trunk = self._trunk
+        rows = torch.nn.functional.embedding(tokens, trunk.embed_tokens.weight)
+        cosine, sine = (part[0].T for part in trunk.rotary_emb(rows[None], positions[None]))
+        x = rows.T.contiguous()
+        for index, (layer, groups) in enumerate(zip(trunk.layers, self._layers, strict=True)):
+            of = [deltas.get((index, group[0])) for group in GROUPS]
+            qkv = _products(groups[0], _norm(layer.input_layernorm, x), of[0])
+            query, key, value = (part.unflatten(0, (-1, self.width)) for part in qkv)
+            if hasattr(layer.self_attn, "q_norm"):
+                query = _norm(layer.self_attn.q_norm, query)
+                key = _norm(layer.self_attn.k_norm, key)
             query, key = _rotate(query, cosine, sine), _rotate(key, cosine, sine)
-            value = value.view(len(x), self.kv_heads, self.width)
-            mixed = attend(layer, query, key, value)
-            x = x + _apply(products["o"], mixed, deltas.get((layer, "o")))
-            both = _apply(
-                products["gate_up"],
-                block.post_attention_layernorm(x),
-                deltas.get((layer, "gate_up")),
-            )
-            gate, up = both.chunk(2, -1)
-            gated = block.mlp.act_fn(gate).mul_(up)
-            x = x + _apply(products["down"], gated, deltas.get((layer, "down")))
-        return self._norm(x)
+            mixed = attend(index, query, key, value)
+            x = x + _products(groups[1], mixed, of[1])[0]
+            gate, up = _products(groups[2], _norm(layer.post_attention_layernorm, x), of[2])
+            gated = layer.mlp.act_fn(gate).mul_(up)
+            x = x + _products(groups[3], gated, of[3])[0]
+        return _norm(trunk.norm, x).T.contiguous()
 
     def logits(self, hidden: torch.Tensor, deltas: Deltas) -> torch.Tensor:
         """(N, H) -> (N, V)."""
-        return _apply(self._head, hidden, deltas.get((self.layers, "head")))
-
-    def _group(
-        self,
-        modules: Sequence[str],
-        product: Product,
-        adapter: Mapping[str, torch.Tensor],
-        scale: float,
-    ) -> list[Delta]:
-        found: list[Delta] = []
-        for module, (start, stop) in zip(modules, product.columns, strict=True):
-            a = adapter.get(f"{PREFIX}{module}.lora_A.weight")
-            if a is not None:
-                b = adapter[f"{PREFIX}{module}.lora_B.weight"]
-                scaled = (b.T * scale).to(self.dtype).contiguous()
-                found.append(Delta(start, stop, a.to(self.dtype), scaled))
-        return found
+        delta = deltas.get((len(self._layers), "lm_head"))
+        weight, bias = self._head.weight, self._head.bias
+        if delta is not None or bias is not None or hidden.device.type != "cpu":
+            return _products([self._head], hidden.T, delta)[0].T.contiguous()
+        out = hidden.new_empty(len(hidden), len(weight))
+        for start in range(0, len(weight), HEAD_ROWS):
+            part = slice(start, start + HEAD_ROWS)
+            out[:, part] = torch.mm(weight[part], hidden.T).T
+        return out
 
 
 def supported(model: PreTrainedModel) -> bool:
@@ -162,14 +145,34 @@ def supported(model: PreTrainedModel) -> bool:
     return getattr(model.config, "model_type", "") in FAMILIES
 
 
-def _apply(product: Product, x: torch.Tensor, deltas: list[Delta] | None) -> torch.Tensor:
-    out = product(x)
-    for delta in deltas or ():
-        out[:, delta.start : delta.stop].addmm_(x @ delta.a.T, delta.b)
-    return out
+def _products(
+    layers: Sequence[torch.nn.Linear], x: torch.Tensor, delta: Delta | None
+) -> list[torch.Tensor]:
+    """(in, N) -> (out, N) for each of some linear layers with the same input."""
+    if x.shape[1] < FEW:
+        x = x.T.contiguous().T
+    results = [torch.mm(layer.weight, x) for layer in layers]
+    if delta is not None:
+        down = torch.mm(delta.a, x)
+        start = 0
+        for out, b in zip(results, delta.b, strict=True):
+            if b is not None:
+                out.addmm_(b, down[start : start + b.shape[1]])
+                start += b.shape[1]
+    for layer, out in zip(layers, results, strict=True):
+        if layer.bias is not None:
+            out.add_(layer.bias[:, None])
+    return results
+
+
+def _norm(norm: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 (each family has its own class)
+    """Root mean square norm (Zhang & Sennrich 2019) along the features, (…, features, N)."""
+    fine = x.float()
+    scale = fine.pow(2).mean(-2, keepdim=True).add_(norm.variance_epsilon).rsqrt_()
+    return (fine * scale).to(x.dtype).mul_(norm.weight[:, None])
 
 
 def _rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
     """Rotary position embedding (Su et al. 2021), the halves of a head as real and imaginary."""
-    first, second = x.chunk(2, -1)
-    return x * cosine + torch.cat((-second, first), -1) * sine
+    first, second = x.chunk(2, -2)
+    return (x * cosine).addcmul_(torch.cat((-second, first), -2), sine)

@@ -74,14 +74,14 @@ class LeanNetwork:
         def attend(
             layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
         ) -> torch.Tensor:
-            q, k, v = (x.transpose(0, 1) for x in (query, key, value))
+            q, k, v = (x.transpose(1, 2) for x in (query, key, value))
             cache.update(k[None], v[None], layer)
             if layout is not None:
-                return attention.attend(q, k, v, layout, weights.scaling).flatten(1)
+                return attention.attend(q, k, v, layout, weights.scaling).flatten(1).T
             mixed = torch.nn.functional.scaled_dot_product_attention(
                 q[None], k[None], v[None], attn_mask=mask, scale=weights.scaling, enable_gqa=True
             )
-            return mixed[0].transpose(0, 1).flatten(1)
+            return mixed[0].transpose(1, 2).flatten(0, 1)
 
         tokens, positions = (
             torch.from_numpy(x).to(weights.device) for x in (row.tokens, row.positions)
@@ -93,21 +93,21 @@ class LeanNetwork:
         weights = self.weights
         positions, mask = cache.begin_step(weights.device)
         bias = torch.zeros(mask.shape, dtype=weights.dtype, device=weights.device)
-        bias.masked_fill_(~mask, -torch.inf)
+        bias = bias.masked_fill_(~mask, -torch.inf).expand(-1, weights.kv_heads, -1, -1)
+        bias = bias.flatten(0, 1)
 
         def attend(
             layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
         ) -> torch.Tensor:
-            keys, values = cache.update(key[:, :, None], value[:, :, None], layer)
-            # The heads that share a key are the rows of one small product.
-            mixed = torch.nn.functional.scaled_dot_product_attention(
-                query.unflatten(1, (weights.kv_heads, -1)),
-                keys,
-                values,
-                attn_mask=bias,
-                scale=weights.scaling,
+            cache.update(
+                key.permute(2, 0, 1)[:, :, None], value.permute(2, 0, 1)[:, :, None], layer
             )
-            return mixed.reshape(len(query), -1)
+            keys, values = cache.flat(layer)
+            # The heads that share a key are the rows of one small product.
+            folded = query.permute(2, 0, 1).reshape(len(keys), -1, weights.width)
+            scores = torch.baddbmm(bias, folded, keys.transpose(1, 2), alpha=weights.scaling)
+            mixed = torch.bmm(scores.softmax(-1), values)
+            return mixed.view(len(tokens), -1).T
 
         hidden = weights.hidden(tokens, positions[:, 0], attend, self.deltas)
         cache.end_step()
