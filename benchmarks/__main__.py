@@ -42,6 +42,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     usual = ",".join(name for name in CASES if name not in LONG)
     parser.add_argument("--cases", default=usual, help=f"of {', '.join(CASES)}; not in: {LONG[0]}")
     parser.add_argument("--rounds", type=int, default=5, help="per side; the first warms up")
+    shapes = len(cases.SHAPES)
+    parser.add_argument(
+        "--shapes", type=int, default=shapes, help="of grpo: only the first so many"
+    )
     parser.add_argument("--threads", type=int, default=machine.cores())
     parser.add_argument("--dtype", choices=("float32", "fastest"), default="float32")
     parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="a name, or a folder")
@@ -88,6 +92,7 @@ def measure(options: argparse.Namespace, scratch: Path) -> Results:
         pythons,
         options.threads,
         options.rounds,
+        shapes=options.shapes,
         fastest=options.dtype == "fastest",
     )
     path = HERE / "results" / f"{datetime.now(UTC):%Y-%m-%d-%H%M%S}.json"
@@ -106,8 +111,9 @@ def check(options: argparse.Namespace, names: list[str]) -> None:
     unknown = sorted(set(names) - set(CASES))
     if unknown:
         raise BenchError(f"no case is called {unknown[0]!r}: choose from {', '.join(CASES)}")
-    if options.rounds < 1 or options.threads < 1:
-        raise BenchError(f"--rounds {options.rounds} --threads {options.threads}: both at least 1")
+    for option in ("rounds", "threads", "shapes"):
+        if getattr(options, option) < 1:
+            raise BenchError(f"--{option} is {getattr(options, option)}: pass at least 1")
     if set(names) - set(ALONE) and not options.peers.exists():
         raise BenchError("the peers' environment is missing: `make bench` makes it")
 

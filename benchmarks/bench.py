@@ -43,6 +43,7 @@ class Bench:
         pythons: the interpreters of ``ours`` and ``peers``.
         threads: of torch, on both sides.
         rounds: per side; the first warms up and is dropped, unless it is the only one.
+        shapes: of a GRPO step, how many to run.
         fastest: each side in whichever precision is faster here.
     """
 
@@ -53,12 +54,14 @@ class Bench:
         threads: int,
         rounds: int,
         *,
-        fastest: bool,
+        shapes: int = 1,
+        fastest: bool = False,
     ) -> None:
         self.model = model
         self.pythons = pythons
         self.threads = threads
         self.rounds = rounds
+        self.shapes = shapes
         self.versions: dict[str, dict[str, str | None]] = {}
         self.why_float32 = "" if fastest else "not asked for"
         if fastest:

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from benchmarks import workload
 from benchmarks.channel import Channel
 
-GROUP = 8
+GROUP, ROWS = 8, 32
 LORA = LoraConfig(
     r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
 )
@@ -29,6 +29,7 @@ def grpo(channel: Channel) -> None:
     from trl import GRPOConfig, GRPOTrainer  # noqa: PLC0415  # pyright: ignore[reportMissingImports]
 
     settings = channel.job.settings
+    micro_batch = settings["micro_batch"] or ROWS
     tokenizer = _tokenizer(channel)
     texts = workload.prompts(tokenizer, settings["prompt_tokens"])
     length = sum(len(tokenizer.encode(t, add_special_tokens=False)) for t in texts) / len(texts)
@@ -36,8 +37,8 @@ def grpo(channel: Channel) -> None:
     with tempfile.TemporaryDirectory() as folder:
         arguments = GRPOConfig(
             output_dir=folder,
-            per_device_train_batch_size=4 * GROUP,
-            gradient_accumulation_steps=1,
+            per_device_train_batch_size=micro_batch,
+            gradient_accumulation_steps=ROWS // micro_batch,
             num_generations=GROUP,
             max_completion_length=settings["max_tokens"],
             learning_rate=1e-3,

@@ -14,9 +14,10 @@ Written by `make bench BENCH=--write`. Both sides run in turns on the same cores
 medians of the rounds [least..most]; ratios above 1 mean that ours is faster. A goal is held
 against the smaller of two ratios, that of seconds and that of seconds per token. The ratio of
 seconds of processor time (CPU) stands beside them: it is the truer one where other work was going
-on. Peers: trl's GRPOTrainer (grpo, learning), the generate of transformers (sampling), a padded
-loop of peft (train). OpenMP's threads sleep while they wait, on both sides: spinning, the peers
-took up to 60 times as long beside any other work.
+on. Peers: trl's GRPOTrainer (grpo, learning; with long prompts in micro-batches of 8, or it takes
+over 20 GB), the generate of transformers (sampling), a padded loop of peft (train). OpenMP's
+threads sleep while they wait, on both sides: spinning, the peers took up to 60 times as long
+beside any other work.
 """
 FORMULA = """
 Shares of the limits count the least work there is: 2 operations per weight of the layers for each
