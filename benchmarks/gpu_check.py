@@ -194,7 +194,7 @@ def draw(client: "TrainingClient") -> float:
     from xorl_lab import ModelInput, SamplingParams  # noqa: PLC0415
 
     tokenizer = client.get_tokenizer()
-    texts = workload.prompts(tokenizer, None)[:8]
+    texts = workload.openings()[:8]
     inputs = [ModelInput.from_ints(tokenizer.encode(t, add_special_tokens=False)) for t in texts]
     sampler = client.save_weights_and_get_sampling_client()
     rate = 0.0
@@ -220,7 +220,7 @@ def generate(folder: str, dtype: str, device: str) -> float:
         local_files_only=True,
     )
     model = model.to(device).eval()
-    texts = workload.prompts(tokenizer, None)[:8]
+    texts = workload.openings()[:8]
     inputs = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
     inputs = {k: inputs[k].to(device) for k in ("input_ids", "attention_mask")}
     rate = 0.0

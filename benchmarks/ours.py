@@ -77,7 +77,7 @@ def sampling(channel: Channel, service: ServiceClient) -> None:
     """Draw ``samples`` completions of ``tokens`` tokens for each of ``prompts`` prompts."""
     client = service.create_sampling_client(base_model=channel.job.model)
     tokenizer = client.get_tokenizer()
-    texts = workload.prompts(tokenizer, None)
+    texts = workload.openings()
     inputs = [ModelInput.from_ints(tokenizer.encode(t, add_special_tokens=False)) for t in texts]
     channel.ready()
     for seed in itertools.count():

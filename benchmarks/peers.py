@@ -125,7 +125,7 @@ def sampling(channel: Channel) -> None:
     """The generate of transformers, on prompts padded on the left."""
     model = _model(channel).eval()
     tokenizer = _tokenizer(channel)
-    texts = workload.prompts(tokenizer, None)
+    texts = workload.openings()
     channel.ready()
     while True:
         command = channel.wait()

@@ -63,6 +63,11 @@ def prompts(tokenizer: Any, length: int | None) -> list[str]:  # noqa: ANN401 (o
     return [_prompt(tokenizer, topic, length or 0) for topic in TOPICS]
 
 
+def openings() -> list[str]:
+    """Texts of some ten tokens that hardly ever end within 64 more, as answers to questions do."""
+    return [f"Once upon a time there was {topic}, and everyone knew that" for topic in TOPICS]
+
+
 def _prompt(tokenizer: Any, topic: str, length: int) -> str:  # noqa: ANN401
     draw = random.Random(topic)
     question = f"Write a happy sentence about {topic}."
