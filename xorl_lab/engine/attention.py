@@ -3,11 +3,12 @@
 A mask of (L, L) would make every token pay for every other token of its row, most of which it may
 not see.  Here a block of neighbouring queries looks only at the keys that some query of the block
 may see: its own sequence, as a rule.  The probabilities are not kept for the backward pass but
-computed again from their log-sum-exp (Dao et al. 2022, "FlashAttention", section 3.1).
+computed again (as in Dao et al. 2022, "FlashAttention", section 3.1).
 
 transformers calls :func:`forward` in place of its own attention, through its public registry.
 """
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -33,33 +34,52 @@ class Block:
     keys: slice | torch.Tensor
     """S nodes of the row, as a slice where they are neighbours."""
     bias: torch.Tensor
-    """(n, S) float32: 0 where the query may look at the key, else minus infinity."""
+    """(g * n, S): 0 where the query may look at the key, else minus infinity, for each of the g
+    heads that share a key."""
 
 
-def blocks(row: PackedRow, dtype: torch.dtype = torch.float32) -> list[Block]:
+def blocks(row: PackedRow, sharing: int, dtype: torch.dtype = torch.float32) -> list[Block]:
     """Cut a packed row into blocks.
 
     Args:
         row: L nodes.
-        dtype: of the bias.
+        sharing: g, heads that share a key.
+        dtype: of the bias, float32 or float64.
     """
     mask = row.attention_mask()
     result: list[Block] = []
-    for start in range(0, len(mask), BLOCK):
-        queries = slice(start, min(start + BLOCK, len(mask)))
-        seen = np.flatnonzero(mask[queries].any(0))
+    for start, stop in itertools.pairwise(_cuts(row)):
+        seen = np.flatnonzero(mask[start:stop].any(0))
         neighbours = int(seen[-1]) - int(seen[0]) + 1 == len(seen)
         keys = slice(int(seen[0]), int(seen[-1]) + 1) if neighbours else torch.from_numpy(seen)
-        allowed = torch.from_numpy(mask[queries][:, seen])
+        allowed = torch.from_numpy(mask[start:stop][:, seen])
         bias = torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, -torch.inf)
-        result.append(Block(queries, keys, bias))
+        result.append(Block(slice(start, stop), keys, bias.repeat(sharing, 1)))
     return result
+
+
+def _cuts(row: PackedRow) -> list[int]:
+    """Where blocks begin, and where the last one ends: where branches do, if that is near."""
+    forks = row.parents != np.arange(-1, len(row.parents) - 1)
+    cuts = [0]
+    for node in range(1, len(forks)):
+        length = node - cuts[-1]
+        if length >= BLOCK or (length >= BLOCK // 2 and forks[node]):
+            cuts.append(node)
+    return [*cuts, len(forks)]
 
 
 def use(model: PreTrainedModel) -> None:
     """Let a model attend through this module, if its architecture lets it be chosen."""
     if model.device.type == "cpu" and getattr(model, "_supports_attention_backend", False):
         model.set_attn_implementation(NAME)
+
+
+def heads_per_key(model: PreTrainedModel) -> int:
+    """How many attention heads share a key."""
+    config: Any = model.config
+    heads = int(config.num_attention_heads)
+    return heads // int(getattr(config, "num_key_value_heads", None) or heads)
 
 
 def used_by(model: PreTrainedModel) -> bool:
@@ -132,46 +152,40 @@ class _BlockAttention(torch.autograd.Function):
     ) -> torch.Tensor:
         heads, length, width = query.shape
         out = query.new_empty(length, heads, width)
-        norms: list[torch.Tensor] = []
         for block in layout:
             k, v = _fine(key[:, block.keys]), _fine(value[:, block.keys])
             q = _fold(_fine(query[:, block.queries]), len(key))
-            scores = _scores(q, k, block.bias, scale)
-            norm = torch.logsumexp(scores, -1, keepdim=True)
-            scores.sub_(norm).exp_()
-            out[block.queries] = _unfold(torch.bmm(scores, v), heads).transpose(0, 1)
-            norms.append(norm)
-        ctx.save_for_backward(query, key, value, out, *norms)
+            mixed = torch.bmm(_chances(q, k, block.bias, scale), v)
+            out[block.queries] = _unfold(mixed, heads).transpose(0, 1)
+        ctx.save_for_backward(query, key, value, out)
         ctx.layout, ctx.scale = layout, scale
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        query, key, value, out, *norms = ctx.saved_tensors
-        fine = torch.promote_types(query.dtype, torch.float32)
+        query, key, value, out = ctx.saved_tensors
         heads = len(query)
+        slopes = (_fine(grad) * _fine(out)).sum(-1).T
         grad_query = torch.empty_like(query)
-        grad_key = torch.zeros(key.shape, dtype=fine, device=key.device)
+        grad_key = torch.zeros_like(_fine(key))
         grad_value = torch.zeros_like(grad_key)
-        for block, norm in zip(ctx.layout, norms, strict=True):
+        for block in ctx.layout:
             k, v = _fine(key[:, block.keys]), _fine(value[:, block.keys])
             q = _fold(_fine(query[:, block.queries]), len(key))
             g = _fold(_fine(grad[block.queries].transpose(0, 1)), len(key))
-            o = _fold(_fine(out[block.queries].transpose(0, 1)), len(key))
-            chances = _scores(q, k, block.bias, ctx.scale).sub_(norm).exp_()
+            slope = _fold(slopes[:, block.queries, None], len(key))
+            chances = _chances(q, k, block.bias, ctx.scale)
             _add(grad_value, block.keys, torch.bmm(chances.transpose(1, 2), g))
-            inner = torch.bmm(g, v.transpose(1, 2))
-            inner.sub_((g * o).sum(-1, keepdim=True)).mul_(chances).mul_(ctx.scale)
-            grad_query[:, block.queries] = _unfold(torch.bmm(inner, k), heads).to(query.dtype)
-            _add(grad_key, block.keys, torch.bmm(inner.transpose(1, 2), q))
+            inner = torch.bmm(g, v.transpose(1, 2)).sub_(slope).mul_(chances)
+            mixed = torch.bmm(inner, k).mul_(ctx.scale)
+            grad_query[:, block.queries] = _unfold(mixed, heads).to(query.dtype)
+            _add(grad_key, block.keys, torch.bmm(inner.transpose(1, 2), q.mul(ctx.scale)))
         return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), None, None
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor, scale: float) -> torch.Tensor:
-    """(K, g * n, D), (K, S, D) -> (K, g * n, S): scaled, minus infinity where forbidden."""
-    scores = torch.bmm(q, k.transpose(1, 2)).mul_(scale)
-    scores.view(len(k), -1, *bias.shape).add_(bias)
-    return scores
+def _chances(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor, scale: float) -> torch.Tensor:
+    """(K, g * n, D) queries and (K, S, D) keys -> (K, g * n, S) probabilities."""
+    return torch.baddbmm(bias.expand(len(k), -1, -1), q, k.transpose(1, 2), alpha=scale).softmax(-1)
 
 
 def _fine(tensor: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,8 @@ def run_packed(model: PreTrainedModel, row: PackedRow, cache: object | None = No
     tokens = torch.from_numpy(row.tokens).to(device)[None]
     positions = torch.from_numpy(row.positions).to(device)[None]
     if attention.used_by(model):
-        layout = attention.blocks(row, torch.promote_types(model.dtype, torch.float32))
+        dtype = torch.promote_types(model.dtype, torch.float32)
+        layout = attention.blocks(row, attention.heads_per_key(model), dtype)
         return run_trunk(model, tokens, positions, None, cache, layout=layout)[0]
     mask = torch.from_numpy(row.attention_mask()).to(device)
     return run_trunk(model, tokens, positions, mask[None, None], cache)[0]

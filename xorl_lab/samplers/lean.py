@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
+from xorl_lab.engine import attention
 from xorl_lab.engine.adapters import PREFIX
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -60,6 +61,8 @@ class LeanWeights:
         self.device = model.device
         self.dtype = model.dtype
         self.kv_heads = int(cast("Any", model.config).num_key_value_heads)
+        self.sharing = attention.heads_per_key(model)
+        """Heads that share a key."""
         self.width = int(trunk.layers[0].self_attn.head_dim)
         """D."""
         self.scaling = float(trunk.layers[0].self_attn.scaling)

@@ -68,7 +68,7 @@ class LeanNetwork:
         """See :class:`Network`."""
         weights = self.weights
         on_cpu = weights.device.type == "cpu"
-        layout = attention.blocks(row) if on_cpu else None
+        layout = attention.blocks(row, weights.sharing) if on_cpu else None
         mask = None if on_cpu else torch.from_numpy(row.attention_mask()).to(weights.device)
 
         def attend(
