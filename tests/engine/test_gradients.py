@@ -26,7 +26,7 @@ from xorl_lab.engine.packing import pack
 from xorl_lab.engine.quiet import quiet
 from xorl_lab.engine.sharing import clone
 from xorl_lab.engine.trainer import Trained
-from xorl_lab.types import Datum, LoraRunSpec, ModelInput
+from xorl_lab.types import Datum, LoraRunSpec, ModelInput, TensorData
 
 SPEC = LoraRunSpec(rank=4, alpha=8.0, seed=5)
 LOSSES = {"cross_entropy": supervised, "policy_loss": rollouts}
@@ -252,9 +252,64 @@ def test_a_row_without_signal_changes_nothing_but_its_count(tiny64):
 def test_equal_rewards_give_zero_gradient_but_count_as_valid(tiny64):
     made = trained(tiny64, SPEC)
     data = [labelled([1, 2, 3], logprobs=[0, -4, -4], advantages=[0, 0, 0])]
-    grads = gradient(made, data, "policy_loss")
-    assert all(not g.any() for g in grads.values())
+    assert gradient(made, data, "policy_loss") == {}
     assert accumulate(made, data, "policy_loss").metrics["valid_tokens"] == 2
+
+
+def constant(datum: Datum, value: float) -> TensorData:
+    return TensorData.from_list([value] * datum.model_input.length)
+
+
+def silence(datum: Datum) -> None:
+    datum.loss_fn_inputs["advantages"] = constant(datum, 0.0)
+
+
+SILENT = ["cispo", "drgrpo", "importance_sampling", "policy_loss", "ppo"]
+
+
+@pytest.mark.parametrize("loss_fn", SILENT)
+def test_a_rollout_with_advantage_zero_costs_no_backward_pass(tiny64, monkeypatch, loss_fn):
+    made = trained(tiny64, SPEC)
+    loud, silent = rollouts(4), rollouts(3, seed=1)
+    for datum in silent:
+        silence(datum)
+    data = [silent[0], *loud[:2], silent[1], *loud[2:], silent[2]]
+    got, output = gradient(made, data, loss_fn), accumulate(made, data, loss_fn)
+    made.drop_window()
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "_silent", lambda *_: frozenset())
+        expected, whole = gradient(made, data, loss_fn), accumulate(made, data, loss_fn)
+    made.drop_window()
+    assert distance(got, expected) < EXACT
+    assert set(output.metrics) == set(whole.metrics)
+    for name, value in whole.metrics.items():
+        assert_close(output.metrics[name], value, rtol=1e-6)
+    for a, b in zip(output.loss_fn_outputs, whole.loss_fn_outputs, strict=True):
+        assert_close(a.logprobs.data, b.logprobs.data, rtol=1e-6)
+    backward: list[int] = []
+    real = Trained._gradient
+    monkeypatch.setattr(Trained, "_gradient", lambda *a: backward.append(1) or real(*a))
+    assert gradient(made, silent, loss_fn) == {}
+    assert not backward
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "params"),
+    [
+        ("dro", {}),
+        ("cross_entropy", {}),
+        ("policy_loss", {"kl_coef": 0.1}),
+        ("importance_sampling", {"kl_coef": 0.1}),
+        ("drgrpo", {"beta": 0.1}),
+    ],
+)
+def test_other_gradients_do_not_vanish_with_the_advantage(tiny64, loss_fn, params):
+    made = trained(tiny64, SPEC)
+    data = rollouts(3)
+    for datum in data:
+        silence(datum)
+        datum.loss_fn_inputs["ref_logprobs"] = constant(datum, -4.0)
+    assert any(g.any() for g in gradient(made, data, loss_fn, **params).values())
 
 
 def test_the_end_token_is_learned_even_if_it_is_the_padding_token_too():

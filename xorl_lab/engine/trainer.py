@@ -6,8 +6,8 @@ by the trained tokens accumulated since the last step.
 
 import math
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -129,12 +129,17 @@ class Trained:
         grads: Grads = {}
         results: list[RowResult] = []
         draws = self._draws
+        silent = _silent(batch, loss_fn, params) if draws is None else frozenset()
         with adapters.dropout(self.model, self.generator):
-            for row in _packed(batch, share=draws is None):
+            for row in _packed(batch, share=draws is None, leave_out=silent):
                 tick()
                 loss, result = _evaluate(self.model, batch, row, loss_fn, params, draws)
                 _add(grads, self._gradient(loss))
                 results.append(result)
+            for row in _packed(batch, share=True, leave_out=set(range(len(batch.rows))) - silent):
+                tick()
+                with torch.no_grad():
+                    results.append(_evaluate(self.model, batch, row, loss_fn, params)[1])
             _check_finite(grads, loss_fn)
             output = collect(batch, loss_fn, params, results)
             commit()
@@ -286,10 +291,24 @@ class Trained:
         self._latest = None
 
 
-def _packed(batch: Batch, *, share: bool) -> list[PackedRow]:
+def _packed(
+    batch: Batch, *, share: bool, leave_out: Collection[int] = frozenset()
+) -> list[PackedRow]:
     """The rows' inputs up to the last trained position; what follows it cannot matter."""
-    sequences = [row.tokens[: int(row.trained[-1]) + 1].tolist() for row in batch.rows]
-    return pack(sequences, max_row=MAX_ROW, share=share)
+    chosen = [i for i in range(len(batch.rows)) if i not in leave_out]
+    rows = [batch.rows[i] for i in chosen]
+    sequences = [row.tokens[: int(row.trained[-1]) + 1].tolist() for row in rows]
+    packed = pack(sequences, max_row=MAX_ROW, share=share)
+    return [replace(row, members=[chosen[m] for m in row.members]) for row in packed]
+
+
+def _silent(batch: Batch, loss_fn: str, params: Mapping[str, Any]) -> frozenset[int]:
+    """Rows of the batch whose gradient is zero because all their advantages are."""
+    if not losses.silent_without_advantage(loss_fn, params):
+        return frozenset()
+    return frozenset(
+        i for i, row in enumerate(batch.rows) if not row.extras["advantages"][row.trained].any()
+    )
 
 
 def _evaluate(

@@ -41,6 +41,7 @@ __all__ = [
     "names",
     "reference_kl",
     "required_inputs",
+    "silent_without_advantage",
     "summarize",
 ]
 
@@ -49,7 +50,13 @@ COMMON_PARAMS: dict[str, Any] = defaults(CommonParams)
 
 _ENTRIES: tuple[LossSpec[Any], ...] = (
     LossSpec("causallm_loss", causallm_loss, LossParams),
-    LossSpec("cispo", cispo, CispoParams, required=("logprobs", "advantages")),
+    LossSpec(
+        "cispo",
+        cispo,
+        CispoParams,
+        required=("logprobs", "advantages"),
+        scaled_by_advantage=True,
+    ),
     LossSpec("cross_entropy", cross_entropy, LossParams),
     LossSpec(
         "drgrpo",
@@ -57,6 +64,7 @@ _ENTRIES: tuple[LossSpec[Any], ...] = (
         DrgrpoParams,
         required=("logprobs", "advantages"),
         optional=("ref_logprobs",),
+        scaled_by_advantage=True,
     ),
     LossSpec("dro", dro, DroParams, required=("logprobs", "advantages")),
     LossSpec(
@@ -65,6 +73,7 @@ _ENTRIES: tuple[LossSpec[Any], ...] = (
         ImportanceSamplingParams,
         required=("logprobs", "advantages"),
         optional=("ref_logprobs",),
+        scaled_by_advantage=True,
     ),
     LossSpec(
         "policy_loss",
@@ -72,8 +81,15 @@ _ENTRIES: tuple[LossSpec[Any], ...] = (
         PolicyLossParams,
         required=("logprobs", "advantages"),
         optional=("rollout_logprobs", "ref_logprobs"),
+        scaled_by_advantage=True,
     ),
-    LossSpec("ppo", ppo, PpoParams, required=("logprobs", "advantages")),
+    LossSpec(
+        "ppo",
+        ppo,
+        PpoParams,
+        required=("logprobs", "advantages"),
+        scaled_by_advantage=True,
+    ),
 )
 _SPECS = {spec.name: spec for spec in _ENTRIES}
 
@@ -132,6 +148,16 @@ def required_inputs(name: str, params: Mapping[str, Any] | None) -> tuple[str, .
     """
     spec = get(name)
     return spec.required + _settings(spec, check_params(name, params)).needs()
+
+
+def silent_without_advantage(name: str, params: Mapping[str, Any] | None) -> bool:
+    """Return whether a token whose advantage is 0 has no gradient, with these parameters.
+
+    Raises:
+        ConfigError: as ``check_params``.
+    """
+    needed = required_inputs(name, params)
+    return get(name).scaled_by_advantage and "ref_logprobs" not in needed
 
 
 def evaluate(

@@ -72,6 +72,9 @@ class LossSpec(Generic[P]):
     """Inputs that it always needs beside ``weights``; ``logprobs`` means the old ones."""
     optional: tuple[str, ...] = ()
     """Inputs that some values of its parameters call for."""
+    scaled_by_advantage: bool = False
+    """True if the gradient is proportional to the advantage, but for a penalty on ``ref_logprobs``.
+    """
 
     @property
     def params(self) -> dict[str, Any]:

@@ -1,16 +1,15 @@
 """What goes into a training call: token ids and the per-token inputs of a loss."""
 
+import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from xorl_lab.errors import DataError, ShapeError
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import torch
 
 INTEGER_INPUTS = frozenset({"labels", "target_tokens"})
@@ -85,14 +84,14 @@ class TensorData:
     def __post_init__(self) -> None:
         if self.dtype not in ("float32", "int64"):
             raise DataError(f"TensorData dtype is {self.dtype!r}: use 'float32' or 'int64'")
-        if self.shape is not None and int(np.prod(self.shape)) != len(self.data):
+        if self.shape is not None and math.prod(self.shape) != len(self.data):
             raise ShapeError(
                 f"TensorData has {len(self.data)} numbers but shape {self.shape}: "
                 "make the product of the shape equal the count"
             )
 
     @classmethod
-    def from_numpy(cls, array: npt.NDArray[Any]) -> "TensorData":
+    def from_numpy(cls, array: "npt.NDArray[Any]") -> "TensorData":
         """Copy an array.  Integers and booleans become int64, real numbers float32."""
         if array.dtype.kind not in "fiub":
             raise DataError(
@@ -119,8 +118,10 @@ class TensorData:
         """The inverse of :meth:`to_dict`."""
         return cls(values["data"], values.get("dtype", "float32"), values.get("shape"))
 
-    def to_numpy(self) -> npt.NDArray[Any]:
+    def to_numpy(self) -> "npt.NDArray[Any]":
         """The numbers as an array of this dtype and shape."""
+        import numpy as np  # noqa: PLC0415  (a third of the time that importing the package takes)
+
         array = np.asarray(self.data, dtype=self.dtype)
         return array if self.shape is None else array.reshape(self.shape)
 
@@ -201,6 +202,8 @@ class Datum:
 
 def _as_tensor_data(name: str, value: Any) -> TensorData:  # noqa: ANN401 (whatever a user passes)
     """Convert one loss input; token ids stay integers whatever container they come in."""
+    import numpy as np  # noqa: PLC0415  (as above)
+
     if isinstance(value, TensorData):
         return value
     if hasattr(value, "detach"):
