@@ -18,7 +18,7 @@ SHAPES: dict[str, tuple[int | None, int]] = {
 """Of a GRPO step: tokens of the prompts (None = a short question), longest completion."""
 MICRO_BATCH = 8
 """Rows that trl trains on at once where prompts are long: all 32 would take over 20 GB."""
-LEARNING_STEPS, SEEDS, LAST = 30, 3, 10
+LEARNING_STEPS, SEEDS, LAST = 12, 3, 5
 
 
 def grpo(bench: Bench) -> Found:
