@@ -64,7 +64,7 @@ def learning(bench: Bench) -> Found:
     curves: dict[str, list[list[float]]] = {"ours": [], "peer": []}
     steps = Bench(bench.model, bench.pythons, bench.threads, LEARNING_STEPS + 1)
     for seed in range(SEEDS):
-        row = steps.pair("learning", f"seed {seed}", grpo_task(None, 12, "happy", seed))
+        row = steps.pair("learning", f"seed {seed}", grpo_task(0, 12, "happy", seed))
         curves["ours"].append([s.extra["reward"] for s in row.ours])
         curves["peer"].append([s.extra["reward"] for s in row.peer])
         yield _unjudged(row)

@@ -53,13 +53,16 @@ def prompts(tokenizer: Any, length: int | None) -> list[str]:  # noqa: ANN401 (o
 
     Args:
         tokenizer: of the model.
-        length: tokens that each must have at least; None = a short question as it is.  What is
+        length: tokens that each must have at least; None = a short question as it is; 0 = a plain
+            text of few tokens, without the template, to learn on in little time.  What is
             added are other words for each topic, and they come first: no prompt is the
             beginning of another, so there is no more to share than the template.
 
     Returns:
         Texts, to be encoded without special tokens.
     """
+    if length == 0:
+        return [f"A happy sentence about {topic}:" for topic in TOPICS]
     return [_prompt(tokenizer, topic, length or 0) for topic in TOPICS]
 
 

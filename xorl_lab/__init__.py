@@ -8,6 +8,7 @@ Importing this package is cheap: torch is imported when a name that needs it is 
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 from xorl_lab import errors, types
@@ -53,6 +54,10 @@ __all__ = [
     "losses",
     "types",
 ]
+
+# Threads of a product wait for each other asleep.  Awake they hold the cores that others need: with
+# one busy program beside, loading a model took five times as long.  Read when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _LAZY_MODULES = frozenset({"losses"})
 _LAZY_NAMES = frozenset({"SamplingClient", "ServiceClient", "TrainingClient"})

@@ -1,5 +1,6 @@
 """The names that a person may rely on."""
 
+import os
 import subprocess
 import sys
 
@@ -63,6 +64,17 @@ def test_importing_is_cheap_and_does_not_import_torch():
         [sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True
     )
     assert float(done.stdout) < 1.0, "seconds of processor time"
+
+
+@pytest.mark.parametrize("chosen", [None, "ACTIVE"])
+def test_threads_wait_asleep_unless_the_user_has_chosen(chosen):
+    given = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    given |= {} if chosen is None else {"OMP_WAIT_POLICY": chosen}
+    code = "import os, xorl_lab; print(os.environ['OMP_WAIT_POLICY'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=given
+    )
+    assert done.stdout.strip() == (chosen or "PASSIVE")
 
 
 def test_losses_are_imported_on_first_use():
