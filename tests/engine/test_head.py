@@ -145,7 +145,9 @@ def test_a_bias_is_not_forgotten():
     assert_close(token_logprobs(hidden, head, targets, chunk=2), expected, rtol=1e-12)
 
 
-@pytest.mark.xfail(reason="the saved slopes count as constants: a second derivative is silently 0")
+@pytest.mark.xfail(
+    reason="the saved slopes count as constants: a second derivative leaves them out"
+)
 def test_a_second_derivative_is_right_or_refused():
     hidden, head, targets, _ = problem()
     head.requires_grad_(False)
