@@ -105,7 +105,7 @@ class Optimizer:
                 adamw.state[master] = {
                     key: tensors[f"{key}.{name}"]
                     .clone()
-                    .to("cpu" if key == "step" else master.device)
+                    .to("cpu" if key == "step" and not adamw.defaults["fused"] else master.device)
                     for key in ("step", "exp_avg", "exp_avg_sq")
                 }
                 if master is not self.parameters[name]:
@@ -139,7 +139,10 @@ class Optimizer:
     def _ready(self) -> torch.optim.AdamW:
         if self._adamw is None:
             self._masters = {n: _master(p) for n, p in self.parameters.items()}
-            self._adamw = torch.optim.AdamW(list(self._masters.values()))
+            masters = list(self._masters.values())
+            # None rather than False: False would also rule out what torch chooses elsewhere.
+            fused = all(m.is_cuda for m in masters) or None
+            self._adamw = torch.optim.AdamW(masters, fused=fused)
         return self._adamw
 
 

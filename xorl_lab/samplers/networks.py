@@ -12,6 +12,7 @@ from xorl_lab.engine.logprobs import head_of, run_packed, run_trunk
 from xorl_lab.engine.packing import PackedRow, pack
 from xorl_lab.engine.versions import WeightsVersion
 from xorl_lab.samplers.cache import PromptCache, RowCache
+from xorl_lab.samplers.graphs import GraphedNetwork, Recordings
 from xorl_lab.samplers.lean import Deltas, LeanWeights, supported
 
 logger = logging.getLogger(__name__)
@@ -130,6 +131,7 @@ class Networks:
         self._lean: LeanWeights | None = None
         self._plain = not supported(base)
         self._merged = MergedPool(base)
+        self._recordings = Recordings()
         self._busy: dict[WeightsVersion, tuple[PreTrainedModel, Network]] = {}
         self._idle: tuple[WeightsVersion, PreTrainedModel, Network] | None = None
 
@@ -159,10 +161,10 @@ class Networks:
         if self._lean is None:
             adapted = version.adapter is not None
             return PlainNetwork(self._merged.acquire(version) if adapted else source)
-        if version.full is not None:
-            return LeanNetwork(LeanWeights(source), {})
-        adapter = version.adapter or {}
-        return LeanNetwork(self._lean, self._lean.deltas(adapter, version.scale))
+        weights = self._lean if version.full is None else LeanWeights(source)
+        network = LeanNetwork(weights, weights.deltas(version.adapter or {}, version.scale))
+        on_cuda = weights.device.type == "cuda"
+        return GraphedNetwork(network, source, self._recordings) if on_cuda else network
 
 
 class MergedPool:
