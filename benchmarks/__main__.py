@@ -146,7 +146,7 @@ def described(options: argparse.Namespace, bench: Bench) -> dict[str, str]:
     }
     return {
         "model": Path(options.model).name,
-        "threads": f"{bench.threads} on each side, sleeping while they wait",
+        "threads": f"{bench.threads} on each side, soon asleep when they wait",
         "rounds": f"{bench.rounds}, of which one warms up",
         **({"precision": bench.why_float32 or "faster on each side"} if bench.fastest else {}),
         **versions,

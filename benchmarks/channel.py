@@ -113,15 +113,15 @@ class Channel:
 def environment(threads: int) -> dict[str, str]:
     """Variables of every measured process, whichever side it is.
 
-    OpenMP's threads sleep while they wait.  By default they spin as long as a process has no more
-    of them than there are processors, and a spinning thread that shares its processor with
-    anything else costs its own side up to 60 times the time.  Our worker thread makes libgomp stop
-    spinning by accident; the peers work in the main thread, and would be measured spinning.
+    OpenMP's threads wait awake for a short while only, as importing xorl_lab sets it.  By default
+    they spin as long as a process has no more of them than there are processors, and a spinning
+    thread that shares its processor with anything else costs its own side up to 60 times the time;
+    the peers, which work in the main thread, were the ones to suffer.
     """
     return {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
-        "OMP_WAIT_POLICY": "passive",
+        "GOMP_SPINCOUNT": "20000",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",

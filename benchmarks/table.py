@@ -16,7 +16,7 @@ against the smaller of two ratios, that of seconds and that of seconds per token
 seconds of processor time (CPU) stands beside them: it is the truer one where other work was going
 on. Peers: trl's GRPOTrainer (grpo, learning; with long prompts in micro-batches of 8, or it takes
 over 20 GB), the generate of transformers (sampling), a padded loop of peft (train). OpenMP's
-threads sleep while they wait, on both sides: spinning, the peers took up to 60 times as long
+threads soon sleep when they wait, on both sides: spinning, the peers took up to 60 times as long
 beside any other work.
 """
 FORMULA = """

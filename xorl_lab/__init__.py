@@ -55,9 +55,12 @@ __all__ = [
     "types",
 ]
 
-# Threads of a product wait for each other asleep.  Awake they hold the cores that others need: with
-# one busy program beside, loading a model took five times as long.  Read when torch is imported.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# How long the threads of a product wait for each other awake, in turns of a loop.  Without an end, as
+# is usual, they hold cores that others need: beside one busy program loading a model took five times
+# as long.  Asleep at once, they would be woken a thousand times per decode step.  This is read when
+# torch is imported.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 _LAZY_MODULES = frozenset({"losses"})
 _LAZY_NAMES = frozenset({"SamplingClient", "ServiceClient", "TrainingClient"})

@@ -66,15 +66,18 @@ def test_importing_is_cheap_and_does_not_import_torch():
     assert float(done.stdout) < 1.0, "seconds of processor time"
 
 
-@pytest.mark.parametrize("chosen", [None, "ACTIVE"])
-def test_threads_wait_asleep_unless_the_user_has_chosen(chosen):
-    given = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
-    given |= {} if chosen is None else {"OMP_WAIT_POLICY": chosen}
-    code = "import os, xorl_lab; print(os.environ['OMP_WAIT_POLICY'])"
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [({}, "20000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None"), ({"GOMP_SPINCOUNT": "7"}, "7")],
+)
+def test_threads_wait_awake_for_a_while_unless_the_user_has_chosen(chosen, expected):
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    given = {k: v for k, v in os.environ.items() if k not in names} | chosen
+    code = "import os, xorl_lab; print(os.environ.get('GOMP_SPINCOUNT'))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=given
     )
-    assert done.stdout.strip() == (chosen or "PASSIVE")
+    assert done.stdout.strip() == expected
 
 
 def test_losses_are_imported_on_first_use():

@@ -116,7 +116,10 @@ def inject(base: PreTrainedModel, spec: LoraRunSpec, generator: torch.Generator)
         lora_dropout=spec.dropout,
         target_modules=names,
     )
-    config._register_custom_module({torch.nn.Linear: LoraLinear})
+    # What peft documents for layers of one's own, in spite of its name.
+    config._register_custom_module(  # pyright: ignore[reportPrivateUsage]
+        {torch.nn.Linear: LoraLinear}
+    )
     # On the meta device nothing is drawn from the global generator that user code shares.
     with torch.device("meta"), quiet():
         inject_adapter_in_model(config, model, ADAPTER)

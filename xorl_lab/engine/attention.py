@@ -14,8 +14,10 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from transformers import AttentionInterface, PreTrainedModel
+from torch.autograd.function import once_differentiable
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from xorl_lab.engine.packing import PackedRow
 
@@ -150,8 +152,8 @@ class _BlockAttention(torch.autograd.Function):
         layout: list[Block],
         scale: float,
     ) -> torch.Tensor:
-        heads, length, width = query.shape
-        out = query.new_empty(length, heads, width)
+        heads, length, _ = query.shape
+        out = query.new_empty(length, heads, value.shape[-1])
         for block in layout:
             k, v = _fine(key[:, block.keys]), _fine(value[:, block.keys])
             q = _fold(_fine(query[:, block.queries]), len(key))
@@ -162,6 +164,7 @@ class _BlockAttention(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         query, key, value, out = ctx.saved_tensors
         heads = len(query)
@@ -210,3 +213,5 @@ def _add(total: torch.Tensor, keys: slice | torch.Tensor, more: torch.Tensor) ->
 
 
 AttentionInterface.register(NAME, forward)
+# For calls that are not ours, such as generate on a padded batch.
+AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
@@ -37,7 +38,9 @@ def run_packed(model: PreTrainedModel, row: PackedRow, cache: object | None = No
     if attention.used_by(model):
         dtype = torch.promote_types(model.dtype, torch.float32)
         layout = attention.blocks(row, attention.heads_per_key(model), dtype)
-        return run_trunk(model, tokens, positions, None, cache, layout=layout)[0]
+        # A mask that is ready keeps transformers from making one, which the layout stands in for.
+        ready = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+        return run_trunk(model, tokens, positions, ready, cache, layout=layout)[0]
     mask = torch.from_numpy(row.attention_mask()).to(device)
     return run_trunk(model, tokens, positions, mask[None, None], cache)[0]
 
@@ -46,7 +49,7 @@ def run_trunk(
     model: PreTrainedModel,
     tokens: torch.Tensor,
     positions: torch.Tensor,
-    mask: torch.Tensor | None,
+    mask: torch.Tensor,
     cache: object | None = None,
     **extra: object,
 ) -> torch.Tensor:
@@ -56,7 +59,7 @@ def run_trunk(
         model: the causal language model.
         tokens: (B, T) int64.
         positions: (B, T) int64 position ids.
-        mask: (B, 1, T, S) bool, True where a query may look at a key; None with a layout.
+        mask: (B, 1, T, S) bool, True where a query may look at a key.
         cache: object with ``update(keys, values, layer)``, or None.
         extra: what the attention is told besides, such as ``layout``.
 
@@ -225,6 +228,7 @@ class _FrozenHead(torch.autograd.Function):
         return torch.cat(result)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         (slopes,) = ctx.saved_tensors
         return slopes * grad[:, None].to(slopes.dtype), None, None, None, None

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from peft.tuners.lora import Linear as PeftLinear
+from torch.autograd.function import once_differentiable
 
 ADAPTER = "default"
 """peft's name of the one adapter that each module tree has."""
@@ -55,9 +56,10 @@ class _Adapted(torch.autograd.Function):
         out = torch.nn.functional.linear(rows, weight, bias).addmm_(down, b.T, alpha=scale)
         ctx.save_for_backward(rows, down, weight, a, b)
         ctx.scale, ctx.shape = scale, x.shape
-        return out.view(*x.shape[:-1], -1)
+        return out.view(*x.shape[:-1], out.shape[-1])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         rows, down, weight, a, b = ctx.saved_tensors
         grad = grad.reshape(-1, grad.shape[-1])

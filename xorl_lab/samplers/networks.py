@@ -133,15 +133,11 @@ class Networks:
         self._merged = MergedPool(base)
         self._recordings = Recordings()
         self._busy: dict[WeightsVersion, tuple[PreTrainedModel, Network]] = {}
-        self._idle: tuple[WeightsVersion, PreTrainedModel, Network] | None = None
 
     def acquire(self, version: WeightsVersion) -> Network:
         """The network of a version, made on first use."""
         # When the trained full weights move on, a version that is still read gets a copy.
         source = version.full if version.full is not None else self._base
-        if self._idle is not None and self._idle[:2] == (version, source):
-            self._busy[version] = self._idle[1:]
-            self._idle = None
         model, network = self._busy.get(version, (None, None))
         if network is None or model is not source:
             network = self._make(version, source)
@@ -149,9 +145,8 @@ class Networks:
         return network
 
     def release(self, version: WeightsVersion) -> None:
-        """Nobody draws from this version at the moment; the last one is kept for the next call."""
-        if version in self._busy:
-            self._idle = (version, *self._busy.pop(version))
+        """Nobody draws from this version at the moment: what was made for it is let go."""
+        if self._busy.pop(version, None) is not None:
             self._merged.release(version)
 
     def _make(self, version: WeightsVersion, source: PreTrainedModel) -> Network:
