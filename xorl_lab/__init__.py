@@ -55,10 +55,10 @@ __all__ = [
     "types",
 ]
 
-# How long the threads of a product wait for each other awake, in turns of a loop.  Without an end, as
-# is usual, they hold cores that others need: beside one busy program loading a model took five times
-# as long.  Asleep at once, they would be woken a thousand times per decode step.  This is read when
-# torch is imported.
+# How long the threads of a product wait for each other awake, in turns of a loop.  Without an end,
+# as is usual, they hold cores that others need: beside one busy program loading a model took five
+# times as long.  Asleep at once, they would be woken a thousand times per decode step.  This is
+# read when torch is imported.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 

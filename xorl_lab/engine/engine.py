@@ -2,6 +2,8 @@
 
 import atexit
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import torch
 
@@ -38,9 +40,25 @@ def get(name: str, device: str = "auto", dtype: str = "auto") -> Engine:
     with _lock:
         if key not in _engines:
             # The model outlives the caller's modes: an inference tensor could never be trained on.
-            with torch.inference_mode(mode=False), torch.device("cpu"):
+            with torch.inference_mode(mode=False), torch.device("cpu"), _one_thread():
                 _engines[key] = Engine(models.load(*key))
         return _engines[key]
+
+
+@contextmanager
+def _one_thread() -> Generator[None]:
+    """Compute on the caller's thread alone inside the block.
+
+    libgomp keeps helpers for each thread that ever shared work, and once there are more of them
+    than processors lets none wait awake: each of the worker's thousand products per step would then
+    begin by waking a thread.  So the caller gets no helpers from us.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def close_all() -> None:
