@@ -315,7 +315,8 @@ def test_every_async_name_gives_what_the_plain_one_gives(service, client):
         assert info == await (await rest.get_weights_info_by_xorl_path_async(saved.path))
         runs = await (await rest.list_training_runs_async())
         # A model that was let go is listed until the worker has dropped its last job.
-        assert {"default"} <= {r.training_run_id for r in runs.training_runs} <= {"default", "fresh"}
+        listed_runs = {r.training_run_id for r in runs.training_runs}
+        assert {"default"} <= listed_runs <= {"default", "fresh"}
         assert len((await (await rest.list_checkpoints_async())).checkpoints) == 2
         assert (await (await rest.delete_checkpoint_async("weights/a"))).success
         gone = await (await client.delete_checkpoint_async("sampler_weights/b"))
