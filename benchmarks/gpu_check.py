@@ -229,11 +229,7 @@ def generate(folder: str, dtype: str, device: str) -> float:
         with torch.inference_mode():
             output = model.generate(
                 **inputs,
-                do_sample=True,
-                temperature=1.0,
-                top_k=0,
-                top_p=1.0,
-                use_cache=True,
+                **workload.UNTRUNCATED,
                 num_return_sequences=8,
                 min_new_tokens=TOKENS,
                 max_new_tokens=TOKENS,

@@ -139,11 +139,7 @@ def sampling(channel: Channel) -> None:
         with torch.inference_mode():
             output = model.generate(
                 **inputs,
-                do_sample=True,
-                temperature=1.0,
-                top_k=0,
-                top_p=1.0,
-                use_cache=True,
+                **workload.UNTRUNCATED,
                 num_return_sequences=command["samples"],
                 min_new_tokens=command["tokens"],
                 max_new_tokens=command["tokens"],

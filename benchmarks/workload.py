@@ -96,6 +96,8 @@ def happy(completion: str) -> float:
     return min(1.0, sum(word in HAPPY for word in words) / 3)
 
 
+UNTRUNCATED = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "use_cache": True}
+"""Arguments with which transformers' generate draws as ours does."""
 REWARDS = {"untied": untied, "happy": happy}
 """By name, what a worker can be asked to reward."""
 

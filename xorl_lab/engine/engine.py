@@ -39,8 +39,14 @@ def get(name: str, device: str = "auto", dtype: str = "auto") -> Engine:
     key = (name, place, models.resolve_dtype(dtype, place))
     with _lock:
         if key not in _engines:
-            # The model outlives the caller's modes: an inference tensor could never be trained on.
-            with torch.inference_mode(mode=False), torch.device("cpu"), _one_thread():
+            # The model outlives the caller's modes: an inference tensor could never be trained on,
+            # and the checks of a model must not be rounded by an autocast.
+            with (
+                torch.inference_mode(mode=False),
+                torch.autocast(place, enabled=False),
+                torch.device("cpu"),
+                _one_thread(),
+            ):
                 _engines[key] = Engine(models.load(*key))
         return _engines[key]
 

@@ -1,7 +1,8 @@
 """The trainer's log-probabilities: rows of packed tokens in, one number per target out.
 
 The full (T, V) matrix of logits is never held.  The head runs on the trained positions only, as
-contiguous 2-D rows, CHUNK of them at a time, and each chunk is computed again in the backward pass.
+contiguous 2-D rows, CHUNK of them at a time.  A frozen head computes the gradient on the way; one
+that is trained computes each chunk again in the backward pass.
 """
 
 import inspect

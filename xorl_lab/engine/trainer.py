@@ -6,7 +6,7 @@ by the trained tokens accumulated since the last step.
 
 import math
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -129,14 +129,15 @@ class Trained:
         grads: Grads = {}
         results: list[RowResult] = []
         draws = self._draws
-        silent = _silent(batch, loss_fn, params) if draws is None else frozenset()
+        silent = _silent(batch, loss_fn, params) if draws is None else []
+        loud = sorted(set(range(len(batch.rows))) - set(silent))
         with adapters.dropout(self.model, self.generator):
-            for row in _packed(batch, share=draws is None, leave_out=silent):
+            for row in _packed(batch, share=draws is None, chosen=loud):
                 tick()
                 loss, result = _evaluate(self.model, batch, row, loss_fn, params, draws)
                 _add(grads, self._gradient(loss))
                 results.append(result)
-            for row in _packed(batch, share=True, leave_out=set(range(len(batch.rows))) - silent):
+            for row in _packed(batch, share=True, chosen=silent):
                 tick()
                 with torch.no_grad():
                     results.append(_evaluate(self.model, batch, row, loss_fn, params)[1])
@@ -291,24 +292,22 @@ class Trained:
         self._latest = None
 
 
-def _packed(
-    batch: Batch, *, share: bool, leave_out: Collection[int] = frozenset()
-) -> list[PackedRow]:
-    """The rows' inputs up to the last trained position; what follows it cannot matter."""
-    chosen = [i for i in range(len(batch.rows)) if i not in leave_out]
+def _packed(batch: Batch, *, share: bool, chosen: Sequence[int] | None = None) -> list[PackedRow]:
+    """The rows' inputs (all, or those chosen) up to the last trained position: no more matters."""
+    chosen = range(len(batch.rows)) if chosen is None else chosen
     rows = [batch.rows[i] for i in chosen]
     sequences = [row.tokens[: int(row.trained[-1]) + 1].tolist() for row in rows]
     packed = pack(sequences, max_row=MAX_ROW, share=share)
     return [replace(row, members=[chosen[m] for m in row.members]) for row in packed]
 
 
-def _silent(batch: Batch, loss_fn: str, params: Mapping[str, Any]) -> frozenset[int]:
+def _silent(batch: Batch, loss_fn: str, params: Mapping[str, Any]) -> list[int]:
     """Rows of the batch whose gradient is zero because all their advantages are."""
     if not losses.silent_without_advantage(loss_fn, params):
-        return frozenset()
-    return frozenset(
+        return []
+    return [
         i for i, row in enumerate(batch.rows) if not row.extras["advantages"][row.trained].any()
-    )
+    ]
 
 
 def _evaluate(
