@@ -33,8 +33,8 @@ class Block:
 
     queries: slice
     """n nodes of the row."""
-    keys: slice | torch.Tensor
-    """S nodes of the row, as a slice where they are neighbours."""
+    keys: list[slice]
+    """S nodes of the row, in runs of neighbours."""
     bias: torch.Tensor
     """(g * n, S): 0 where the query may look at the key, else minus infinity, for each of the g
     heads that share a key."""
@@ -52,8 +52,8 @@ def blocks(row: PackedRow, sharing: int, dtype: torch.dtype = torch.float32) -> 
     result: list[Block] = []
     for start, stop in itertools.pairwise(_cuts(row)):
         seen = np.flatnonzero(mask[start:stop].any(0))
-        neighbours = int(seen[-1]) - int(seen[0]) + 1 == len(seen)
-        keys = slice(int(seen[0]), int(seen[-1]) + 1) if neighbours else torch.from_numpy(seen)
+        runs = np.split(seen, np.flatnonzero(np.diff(seen) > 1) + 1)
+        keys = [slice(int(run[0]), int(run[-1]) + 1) for run in runs]
         allowed = torch.from_numpy(mask[start:stop][:, seen])
         bias = torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, -torch.inf)
         result.append(Block(slice(start, stop), keys, bias.repeat(sharing, 1)))
@@ -153,11 +153,12 @@ class _BlockAttention(torch.autograd.Function):
         scale: float,
     ) -> torch.Tensor:
         heads, length, _ = query.shape
+        queries, keys, values = _fine(query), _fine(key), _fine(value)
         out = query.new_empty(length, heads, value.shape[-1])
         for block in layout:
-            k, v = _fine(key[:, block.keys]), _fine(value[:, block.keys])
-            q = _fold(_fine(query[:, block.queries]), len(key))
-            mixed = torch.bmm(_chances(q, k, block.bias, scale), v)
+            q = _fold(queries[:, block.queries], len(key))
+            chances = _chances(q, _gather(keys, block), block.bias, scale)
+            mixed = torch.bmm(chances, _gather(values, block))
             out[block.queries] = _unfold(mixed, heads).transpose(0, 1)
         ctx.save_for_backward(query, key, value, out)
         ctx.layout, ctx.scale = layout, scale
@@ -167,22 +168,20 @@ class _BlockAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         query, key, value, out = ctx.saved_tensors
-        heads = len(query)
-        slopes = (_fine(grad) * _fine(out)).sum(-1).T
+        heads, groups = len(query), len(key)
+        queries, keys, values, slopes = _fine(query), _fine(key), _fine(value), _fine(grad)
+        drops = (slopes * _fine(out)).sum(-1).T[..., None]
+        slopes = slopes.transpose(0, 1)
         grad_query = torch.empty_like(query)
-        grad_key = torch.zeros_like(_fine(key))
-        grad_value = torch.zeros_like(grad_key)
+        grad_key, grad_value = torch.zeros_like(keys), torch.zeros_like(values)
         for block in ctx.layout:
-            k, v = _fine(key[:, block.keys]), _fine(value[:, block.keys])
-            q = _fold(_fine(query[:, block.queries]), len(key))
-            g = _fold(_fine(grad[block.queries].transpose(0, 1)), len(key))
-            slope = _fold(slopes[:, block.queries, None], len(key))
+            q, g, drop = (_fold(x[:, block.queries], groups) for x in (queries, slopes, drops))
+            k, v = _gather(keys, block), _gather(values, block)
             chances = _chances(q, k, block.bias, ctx.scale)
-            _add(grad_value, block.keys, torch.bmm(chances.transpose(1, 2), g))
-            inner = torch.bmm(g, v.transpose(1, 2)).sub_(slope).mul_(chances)
-            mixed = torch.bmm(inner, k).mul_(ctx.scale)
-            grad_query[:, block.queries] = _unfold(mixed, heads).to(query.dtype)
-            _add(grad_key, block.keys, torch.bmm(inner.transpose(1, 2), q.mul(ctx.scale)))
+            _scatter(grad_value, block, torch.bmm(chances.transpose(1, 2), g))
+            inner = torch.bmm(g, v.transpose(1, 2)).sub_(drop).mul_(chances)
+            _scatter(grad_key, block, torch.bmm(inner.transpose(1, 2), q).mul_(ctx.scale))
+            grad_query[:, block.queries] = _unfold(torch.bmm(inner, k).mul_(ctx.scale), heads)
         return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), None, None
 
 
@@ -205,11 +204,19 @@ def _unfold(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     return tensor.view(heads, -1, tensor.shape[-1])
 
 
-def _add(total: torch.Tensor, keys: slice | torch.Tensor, more: torch.Tensor) -> None:
-    if isinstance(keys, slice):
-        total[:, keys] += more
-    else:
-        total.index_add_(1, keys, more)
+def _gather(tensor: torch.Tensor, block: Block) -> torch.Tensor:
+    """(K, L, D) -> (K, S, D): the keys or values that a block looks at."""
+    parts = [tensor[:, run] for run in block.keys]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def _scatter(total: torch.Tensor, block: Block, more: torch.Tensor) -> None:
+    """Add (K, S, D) to the nodes that it was gathered from."""
+    start = 0
+    for run in block.keys:
+        stop = start + run.stop - run.start
+        total[:, run] += more[:, start:stop]
+        start = stop
 
 
 AttentionInterface.register(NAME, forward)

@@ -29,6 +29,8 @@ class Rollout:
     """The group-relative advantage; 0 if the rollout failed."""
     error: str | None = None
     """Why the reward failed.  Such a rollout is kept here but left out of group and loss."""
+    streams: dict[str, list[float]] = field(default_factory=dict)
+    """Further values per token, by name, as ``trainer_logprobs``; NaN where a token has none."""
 
 
 @dataclass(frozen=True, slots=True)
