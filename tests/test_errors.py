@@ -12,6 +12,7 @@ EVERY = [
     errors.EngineError("a"),
     errors.SamplerError("a", retryable=True),
     errors.CheckpointError("validation.some_code", "a", {"b": [1]}),
+    errors.StoreError("a"),
     errors.CancelledError("a"),
 ]
 

@@ -7,6 +7,7 @@
     ├── EngineError                          training could not be carried out
     ├── SamplerError     (.retryable)        sampling could not be carried out
     ├── CheckpointError  (.code, .details)   a checkpoint is missing, taken, damaged or does not fit
+    ├── StoreError                           the store of runs could not be read or written
     └── CancelledError                       the call was cancelled before it had an effect
 
 All of them pickle, so they cross process boundaries unchanged.  Each message says what was got,
@@ -71,6 +72,10 @@ class CheckpointError(LabError):
 
     def __reduce__(self) -> tuple[type, tuple[str, str, dict[str, object]]]:
         return type(self), (self.code, self.message, self.details)
+
+
+class StoreError(LabError):
+    """The store of runs could not be read or written, or does not hold what was asked of it."""
 
 
 class CancelledError(LabError):
