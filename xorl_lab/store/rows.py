@@ -1,0 +1,226 @@
+"""A step to rows of the tables.  What does not fit is refused before anything is written."""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xorl_lab.errors import StoreError
+from xorl_lab.store.arrays import pack
+from xorl_lab.types import Group, Rollout, StepRecord
+
+PART = "reward:part:"
+"""Begins the name of a part of the reward."""
+MEAN = "mean:"
+"""Begins the name of the mean of a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """One group, ready to be written."""
+
+    position: int
+    """In the step, from 0."""
+    prompt: str
+    """The text."""
+    row: str
+    """JSON."""
+    arrays: bytes
+    """Tokens, log-probabilities and streams of prompt and completions."""
+    rollouts: list["RolloutRow"] = field(default_factory=list)
+    """Its rollouts, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRow:
+    """One rollout, ready to be written."""
+
+    values: tuple[object, ...]
+    """Of the narrow row, from ``sample`` on."""
+    text: str
+    """The completion."""
+    error: str | None
+    """Why the reward failed."""
+    measures: dict[str, float | None]
+    """Parts of the reward and means of streams by name."""
+
+
+def metric_bytes(metrics: Mapping[str, float], step: int) -> tuple[str, bytes]:
+    """Metrics as JSON list of names and float64 values.
+
+    Raises:
+        StoreError: a value is not a number.
+    """
+    values = [_number(value, f"metric {name!r} of step {step}") for name, value in metrics.items()]
+    names = json.dumps(list(metrics), separators=(",", ":"))
+    return names, np.array(values, "<f8").tobytes()
+
+
+def group_rows(record: StepRecord) -> list[GroupRow]:
+    """The groups of a step, ready to be written.
+
+    Raises:
+        StoreError: lengths disagree or a value is not a number.
+    """
+    return [_group_row(group, i, record.step) for i, group in enumerate(record.groups)]
+
+
+def _group_row(group: Group, position: int, step: int) -> GroupRow:
+    where = f"group {position} of step {step}"
+    arrays: dict[str, NDArray[Any]] = {"prompt": _ids(group.prompt_tokens, where)}
+    rows: list[RolloutRow] = []
+    for i, rollout in enumerate(group.rollouts):
+        own = _arrays(rollout, f"rollout {i} of {where}")
+        arrays |= {f"{i}:{name}": values for name, values in own.items()}
+        rows.append(_rollout_row(rollout, own, i, len(group.prompt_tokens)))
+    return GroupRow(position, group.prompt, to_json(group.row), pack(arrays), rows)
+
+
+def _arrays(rollout: Rollout, where: str) -> dict[str, NDArray[Any]]:
+    """Ids, log-probabilities and streams of one rollout; a stream's name follows a colon."""
+    arrays: dict[str, NDArray[Any]] = {"tokens": _ids(rollout.tokens, where)}
+    if rollout.logprobs:
+        arrays["logprobs"] = _floats(rollout.logprobs, "logprobs", where)
+    for name, values in rollout.streams.items():
+        arrays[f":{name}"] = _floats(values, name, where)
+    count = len(rollout.tokens)
+    for name, values in arrays.items():
+        if len(values) != count:
+            raise StoreError(
+                f"{name.removeprefix(':')!r} of {where} has {len(values)} values but there are "
+                f"{count} tokens: pass one per token, NaN where a token has none"
+            )
+    return arrays
+
+
+def _rollout_row(
+    rollout: Rollout, arrays: Mapping[str, NDArray[Any]], sample: int, prompt_length: int
+) -> RolloutRow:
+    reward = None if rollout.reward is None else _number(rollout.reward, "reward")
+    logprob = _mean(arrays["logprobs"]) if "logprobs" in arrays else None
+    values = (sample, reward is not None, reward, _number(rollout.advantage, "advantage"),
+              len(rollout.tokens), prompt_length, logprob, rollout.version,
+              rollout.stop_reason)  # fmt: skip
+    measures: dict[str, float | None] = {
+        PART + name: _number(value, f"reward part {name!r}")
+        for name, value in rollout.reward_parts.items()
+    }
+    measures |= {
+        MEAN + name[1:]: _mean(values) for name, values in arrays.items() if name[0] == ":"
+    }
+    return RolloutRow(values, rollout.text, rollout.error, measures)
+
+
+def insert_step(connection: sqlite3.Connection, attempt: int, step: int, time: float,
+                metrics: tuple[str, bytes]) -> None:  # fmt: skip
+    """Write the metrics of a step."""
+    names, data = metrics
+    connection.execute("INSERT OR IGNORE INTO layouts (names) VALUES (?)", (names,))
+    connection.execute(
+        "INSERT INTO steps SELECT ?, ?, ?, id, ? FROM layouts WHERE names = ?",
+        (attempt, step, time, data, names),
+    )
+
+
+def insert_groups(
+    connection: sqlite3.Connection, run: str, attempt: int, step: int, groups: Sequence[GroupRow]
+) -> None:
+    """Write the groups of a step with their rollouts."""
+    rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
+    group_id = _next_id(connection, "groups")
+    first = _next_id(connection, "rollouts")
+    connection.executemany(
+        "INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, ?)",
+        ((group_id + g.position, attempt, step, g.position, g.prompt, g.row, g.arrays)
+         for g in groups),
+    )  # fmt: skip
+    connection.executemany(
+        "INSERT INTO rollouts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        ((first + i, attempt, step, group_id + group.position, group.position, *rollout.values)
+         for i, (group, rollout) in enumerate(rollouts)),
+    )  # fmt: skip
+    connection.executemany(
+        "INSERT INTO texts VALUES (?, ?, ?)",
+        ((first + i, rollout.text, rollout.error) for i, (_, rollout) in enumerate(rollouts)),
+    )
+    numbers = _name_ids(connection, run, [r.measures for _, r in rollouts])
+    connection.executemany(
+        "INSERT INTO measures VALUES (?, ?, ?)",
+        sorted(_measures(numbers, first, [r for _, r in rollouts]), key=lambda m: m[:2]),
+    )
+
+
+def _measures(
+    numbers: Mapping[str, int], first: int, rollouts: Sequence[RolloutRow]
+) -> Iterator[tuple[int, int, float | None]]:
+    for i, rollout in enumerate(rollouts):
+        for name, value in rollout.measures.items():
+            yield numbers[name], first + i, value
+
+
+def _name_ids(
+    connection: sqlite3.Connection, run: str, measures: Sequence[Mapping[str, float | None]]
+) -> dict[str, int]:
+    names = list(dict.fromkeys(name for m in measures for name in m))
+    connection.executemany(
+        "INSERT OR IGNORE INTO names (run, name) VALUES (?, ?)", ((run, name) for name in names)
+    )
+    return dict(connection.execute("SELECT name, id FROM names WHERE run = ?", (run,)).fetchall())
+
+
+def _next_id(connection: sqlite3.Connection, table: str) -> int:
+    (last,) = connection.execute(f"SELECT max(id) FROM {table}").fetchone()
+    return (last or 0) + 1
+
+
+def to_json(value: object) -> str:
+    """JSON in which NaN and infinity are allowed, and what JSON lacks becomes a number or text."""
+    if isinstance(value, Mapping):
+        value = {str(k): v for k, v in value.items()}
+    return json.dumps(value, default=_plain, separators=(",", ":"))
+
+
+def _plain(value: Any) -> object:  # noqa: ANN401 (whatever a person put into settings or a row)
+    if isinstance(value, Mapping):
+        return {str(k): v for k, v in value.items()}
+    if hasattr(value, "tolist"):  # numpy, torch, pandas
+        return value.tolist()
+    if isinstance(value, set | frozenset | Sequence):
+        return list(value)
+    return str(value)
+
+
+def _number(value: Any, what: str) -> float:  # noqa: ANN401 (numpy and torch numbers too)
+    if not isinstance(value, str):
+        try:
+            return float(value)
+        except (TypeError, ValueError, OverflowError):
+            pass
+    raise StoreError(f"{what} is {value!r}: pass a number")
+
+
+def _floats(values: Sequence[float], name: str, where: str) -> NDArray[np.float32]:
+    try:
+        array = np.asarray(values, np.float64)
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"{name!r} of {where} is not all numbers: {error}") from error
+    with np.errstate(over="ignore"):  # beyond float32 is infinite
+        return array.astype(np.float32)
+
+
+def _ids(values: Sequence[int], where: str) -> NDArray[np.int32]:
+    array = np.asarray(values, np.int64)
+    if array.size and not 0 <= array.min() <= array.max() < 2**31:
+        raise StoreError(f"token ids of {where} reach from {array.min()} to {array.max()}: "
+                         "pass ids from 0 to 2^31 - 1")  # fmt: skip
+    return array.astype(np.int32)
+
+
+def _mean(values: NDArray[np.float32]) -> float | None:
+    """The mean of what is there; None if nothing is."""
+    there = values[~np.isnan(values)].astype(np.float64)
+    return float(there.mean()) if there.size else None
