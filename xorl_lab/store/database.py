@@ -56,6 +56,17 @@ class Database:
         with self._transaction("BEGIN IMMEDIATE") as connection:
             yield connection
 
+    def shrink(self) -> None:
+        """Give free space back to the disk, as far as nobody is in the way.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
+        with self._own_lock(), self._explained():
+            connection = self._open()
+            connection.execute("PRAGMA incremental_vacuum").fetchall()
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
     def close(self) -> None:
         """Close the connection; the next use opens it again."""
         with self._own_lock():

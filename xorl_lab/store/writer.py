@@ -1,9 +1,10 @@
 """Recording a run."""
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -37,6 +38,7 @@ class Writer:
         self._attempt = attempt
         self._lease = lease
         self._closed = False
+        self._pid = os.getpid()
         lease.keep(self)
 
     def step(self, record: StepRecord) -> None:
@@ -60,7 +62,12 @@ class Writer:
                 self._insert_event(connection, (now, record.step, "warning", text, "{}"))
 
     def event(
-        self, kind: str, text: str, *, step: int | None = None, data: Mapping[str, Any] | None = None
+        self,
+        kind: str,
+        text: str,
+        *,
+        step: int | None = None,
+        data: Mapping[str, Any] | None = None,
     ) -> None:
         """Record that something happened.
 
@@ -113,10 +120,13 @@ class Writer:
     ) -> None:
         if error is None:
             self._end("finished", "")
-        elif isinstance(error, Exception):
-            self._end("failed", f"{type(error).__name__}: {error}")
-        else:
-            self._end("stopped", f"interrupted by {type(error).__name__}")
+            return
+        name = type(error).__name__
+        with suppress(StoreError):  # the first error is the one to see
+            if isinstance(error, Exception):
+                self._end("failed", f"{name}: {error}")
+            else:
+                self._end("stopped", f"interrupted by {name}")
 
     def _end(self, state: str, message: str) -> None:
         if self._closed:
@@ -125,8 +135,7 @@ class Writer:
             with self._writing() as (connection, _):
                 marks = ", ".join("?" * len(ACTIVE))
                 connection.execute(
-                    "UPDATE runs SET state = ?, message = ? WHERE id = ? "
-                    f"AND state IN ({marks})",
+                    f"UPDATE runs SET state = ?, message = ? WHERE id = ? AND state IN ({marks})",
                     (state, message, self.info.id, *ACTIVE),
                 )
         finally:
@@ -142,6 +151,11 @@ class Writer:
         if self._closed:
             raise StoreError(
                 f"the writer of run {self.info.name!r} was closed: resume the run for a new one"
+            )
+        if os.getpid() != self._pid:
+            raise StoreError(
+                f"the writer of run {self.info.name!r} belongs to process {self._pid} and this is "
+                f"{os.getpid()}: record in the process that began the run"
             )
         with self._database.write() as connection:
             self._lease.confirm(connection)
