@@ -1,7 +1,8 @@
 """Arrays of numbers to compressed bytes and back.
 
-Bytes of equal significance are put side by side before zlib sees them: the exponents of float32
-and the high bytes of ids then compress well, at no further loss.
+Bytes of equal significance are put side by side, in planes.  zlib then finds the regular ones, such
+as exponents of float32 and high bytes of ids; planes that look random, as most mantissas do, would
+not get smaller and are stored as they are.
 """
 
 import json
@@ -17,6 +18,10 @@ from xorl_lab.errors import StoreError
 _FORMAT = 1
 _LEVEL = 1  # higher levels gain 1 % and take half as long again
 _TYPES = frozenset({"<i4", "<f4"})
+_SAMPLE = 512
+_FEW = 64
+_RANDOM = 1 / 128
+"""Two bytes of a random plane are equal less often than this (1/256 if all are as likely)."""
 
 
 def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
@@ -25,38 +30,57 @@ def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     Args:
         arrays: one-dimensional arrays by name.
     """
-    header = [[name, a.dtype.newbyteorder("<").str, len(a)] for name, a in arrays.items()]
+    header: list[tuple[str, str, int, list[int]]] = []
+    regular: list[bytes] = []
+    random: list[bytes] = []
+    for name, array in arrays.items():
+        little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+        planes = np.ascontiguousarray(little.view(np.uint8).reshape(-1, 4).T)
+        stored = [i for i in range(3) if _looks_random(planes[i])]
+        for i in range(4):
+            (random if i in stored else regular).append(planes[i].tobytes())
+        header.append((name, little.dtype.str, len(little), stored))
     head = json.dumps(header, separators=(",", ":")).encode()
-    planes = [_planes(a) for a in arrays.values()]
-    body = zlib.compress(b"".join([len(head).to_bytes(4, "little"), head, *planes]), _LEVEL)
-    return bytes([_FORMAT]) + body
+    packed = zlib.compress(b"".join([len(head).to_bytes(4, "little"), head, *regular]), _LEVEL)
+    return b"".join([bytes([_FORMAT]), packed, *random])
 
 
 def unpack(data: bytes) -> dict[str, NDArray[Any]]:
     """The arrays that were packed.
 
     Raises:
-        StoreError: the bytes are damaged.
+        StoreError: the bytes are damaged, or of a newer version.
     """
+    if data[:1] != bytes([_FORMAT]):
+        raise StoreError(f"arrays begin with {data[:1]!r}: update xorl_lab, or use a backup")
+    unpacker = zlib.decompressobj()
     try:
-        if data[0] != _FORMAT:
-            raise StoreError(f"arrays have format {data[0]}, expected {_FORMAT}: update xorl_lab")
-        body = zlib.decompress(memoryview(data)[1:])
-        start = 4 + int.from_bytes(body[:4], "little")
+        regular = unpacker.decompress(memoryview(data)[1:])
+        random = unpacker.unused_data
+        at, stored_at = 4 + int.from_bytes(regular[:4], "little"), 0
         arrays: dict[str, NDArray[Any]] = {}
-        for name, kind, length in json.loads(body[4:start]):
+        for name, kind, length, stored in json.loads(regular[4:at]):
             if kind not in _TYPES:
                 raise StoreError(f"array {name!r} has type {kind!r}: update xorl_lab")
-            planes = np.frombuffer(body, np.uint8, 4 * length, start).reshape(4, length)
-            arrays[name] = np.ascontiguousarray(planes.T).view(kind).reshape(length)
-            start += 4 * length
-    except (zlib.error, ValueError, IndexError) as error:
+            planes = np.empty((length, 4), np.uint8)
+            for i in range(4):
+                if i in stored:
+                    planes[:, i] = np.frombuffer(random, np.uint8, length, stored_at)
+                    stored_at += length
+                else:
+                    planes[:, i] = np.frombuffer(regular, np.uint8, length, at)
+                    at += length
+            arrays[name] = planes.view(kind).reshape(length)
+    except (zlib.error, ValueError) as error:
         raise StoreError(
-            f"arrays of a rollout are damaged ({error}): put a backup of the store in its place"
+            f"values per token are damaged ({error}): put a backup of the store in its place"
         ) from error
     return arrays
 
 
-def _planes(array: NDArray[Any]) -> bytes:
-    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    return little.view(np.uint8).reshape(-1, 4).T.tobytes()
+def _looks_random(plane: NDArray[np.uint8]) -> bool:
+    """True if two different bytes of it are equal about as rarely as random ones."""
+    sample = plane[:: len(plane) // _SAMPLE + 1]
+    count = len(sample)
+    seen = np.bincount(sample, minlength=256)
+    return count >= _FEW and bool(seen @ seen - count < _RANDOM * count * (count - 1))

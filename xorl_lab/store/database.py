@@ -4,7 +4,7 @@ import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -13,6 +13,8 @@ from xorl_lab.errors import StoreError
 WAIT = 30.0
 """Seconds for which a write waits for that of another process."""
 _CACHE_KIB = 32 * 1024
+_PAGES = 16 * 1024
+"""SQLite tidies up by itself, in the middle of a step, only where a lease does not keep up."""
 _inherited: list[sqlite3.Connection] = []
 """Connections of a parent process: they must neither be used nor closed in this one."""
 
@@ -37,7 +39,7 @@ class Database:
         self._closer: weakref.finalize[..., Database] | None = None
 
     @contextmanager
-    def read(self) -> Iterator[sqlite3.Connection]:
+    def read(self) -> Generator[sqlite3.Connection, None, None]:
         """A transaction in which all reads see the same state.
 
         Raises:
@@ -47,7 +49,7 @@ class Database:
             yield connection
 
     @contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
+    def write(self) -> Generator[sqlite3.Connection, None, None]:
         """A transaction that is there as a whole or, after any error or kill, not at all.
 
         Raises:
@@ -55,6 +57,15 @@ class Database:
         """
         with self._transaction("BEGIN IMMEDIATE") as connection:
             yield connection
+
+    def tidy(self) -> None:
+        """Move what was committed into the main file, as far as readers and writers allow.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
+        with self._own_lock(), self._explained():
+            self._open().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def shrink(self) -> None:
         """Give free space back to the disk, as far as nobody is in the way.
@@ -75,7 +86,7 @@ class Database:
             self._connection = self._closer = None
 
     @contextmanager
-    def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, begin: str) -> Generator[sqlite3.Connection, None, None]:
         with self._own_lock(), self._explained():
             connection = self._open()
             if connection.in_transaction:  # an interrupt fell between two lines of this function
@@ -90,7 +101,7 @@ class Database:
                 raise
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explained(self) -> Generator[None, None, None]:
         try:
             yield
         except sqlite3.Error as error:
@@ -149,6 +160,7 @@ def _connect(address: str) -> sqlite3.Connection:
     # stays whole in either case.
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {_PAGES}")
     return connection
 
 

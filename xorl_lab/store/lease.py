@@ -54,10 +54,18 @@ class Holder:
 
 
 class Lease:
-    """The right to write a run.  A thread renews it until it is released or lost."""
+    """The right to write a run.  A thread renews it until it is released or lost.
 
-    def __init__(self, database: Database, run: str) -> None:
-        self._database = database
+    The thread has a connection of its own.  It also moves what was committed into the main file,
+    which no step then has to wait for.
+
+    Args:
+        path: of the file.
+        run: id of the run.
+    """
+
+    def __init__(self, path: Path, run: str) -> None:
+        self._database = Database(path, writable=True)
         self.run = run
         self.token = secrets.token_hex(8)
         self._released = threading.Event()
@@ -110,6 +118,7 @@ class Lease:
             connection.execute(
                 "DELETE FROM leases WHERE run = ? AND token = ?", (self.run, self.token)
             )
+        self._database.close()
 
     def keep(self, owner: object) -> None:
         """Renew in the background for as long as ``owner`` is in use."""
@@ -133,7 +142,8 @@ class Lease:
                     "UPDATE leases SET renewed = ? WHERE run = ? AND token = ?",
                     (time.time(), self.run, self.token),
                 )
-                return done.rowcount == 1
+            self._database.tidy()
+            return done.rowcount == 1
         except StoreError:
             return True  # the disk is full, say: the next step will tell
 

@@ -67,7 +67,7 @@ def _columns(
     of_row = np.array([row[1] for row in rows])
     for layout, own in layouts.items():
         where = np.flatnonzero(of_row == layout)
-        data = b"".join(rows[i][2] for i in where)
+        data = b"".join(rows[i][2] for i in where.tolist())
         values = np.frombuffer(data, "<f8").reshape(len(where), len(own))
         for name, column in zip(own, values.T, strict=True):
             columns[name][where] = column

@@ -2,13 +2,13 @@
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xorl_lab.errors import StoreError
-from xorl_lab.store import rollouts
+from xorl_lab.store import groups, rollouts
 from xorl_lab.store.database import Database
 from xorl_lab.store.progress import lost, scalars_of, status_of
 from xorl_lab.store.records import Event, RunInfo, RunStatus, Scalars, StoredRollout
@@ -133,7 +133,7 @@ class Reader:
         """Rollouts, one row each: scalars, text and prompt.
 
         Args:
-            where: conditions that all hold, as ``[("reward", ">", 0.5), ("text", "contains", "a")]``;
+            where: conditions that all hold: ``[("reward", ">", 0.5), ("text", "contains", "a")]``;
                 ``= != < <= > >= in contains``.  A comparison with what is missing does not hold;
                 ``("reward", "=", None)`` finds it.
             order_by: a scalar; see :meth:`rollout_columns`.  What lacks it comes last.
@@ -166,15 +166,15 @@ class Reader:
             StoreError: the run has no such rollout.
         """
         with self._reading() as connection:
-            return rollouts.stored(connection, self.info.id, int(id))
+            return groups.stored(connection, self.info.id, int(id))
 
     def groups(self, step: int) -> list[Group]:
         """The groups of a step as they were recorded, values per token in float32."""
         with self._reading() as connection:
-            return rollouts.groups_of(connection, self.info.id, step)
+            return groups.groups_of(connection, self.info.id, step)
 
     @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
+    def _reading(self) -> Generator[sqlite3.Connection, None, None]:
         with self._database.read() as connection:
             if not connection.execute(
                 "SELECT 1 FROM runs WHERE id = ?", (self.info.id,)

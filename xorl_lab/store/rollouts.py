@@ -10,13 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from xorl_lab.errors import StoreError
-from xorl_lab.store.arrays import unpack
-from xorl_lab.store.records import StoredRollout
-from xorl_lab.store.rows import PART
-from xorl_lab.types import Group
 
 Condition = tuple[str, str, Any]
 """Column, operator, value: ``("reward", ">", 0.5)``, ``("text", "contains", "because")``."""
@@ -168,7 +162,8 @@ def table(connection: sqlite3.Connection, run: str, ids: Sequence[int]) -> dict[
     columns = {**SCALARS, **TEXTS}
     rows = connection.execute(
         f"SELECT {', '.join(columns.values())} FROM json_each(?) j JOIN rollouts r ON r.id = "
-        "j.value JOIN groups g ON g.id = r.group_id JOIN texts t ON t.rollout = r.id ORDER BY j.key",
+        "j.value JOIN groups g ON g.id = r.group_id JOIN texts t ON t.rollout = r.id "
+        "ORDER BY j.key",
         (chosen,),
     ).fetchall()
     found = {name: [row[i] for row in rows] for i, name in enumerate(columns)}
@@ -182,107 +177,11 @@ def table(connection: sqlite3.Connection, run: str, ids: Sequence[int]) -> dict[
     return found
 
 
-def stored(connection: sqlite3.Connection, run: str, rollout: int) -> StoredRollout:
-    """One rollout, those of superseded steps too.
-
-    Raises:
-        StoreError: the run has no such rollout.
-    """
-    row = connection.execute(
-        "SELECT r.group_id FROM rollouts r JOIN attempts a ON a.id = r.attempt "
-        "WHERE r.id = ? AND a.run = ?",
-        (rollout, run),
-    ).fetchone()
-    if row is None:
-        raise StoreError(f"the run has no rollout {rollout}: take an id from rollouts()")
-    return next(r for r in _rollouts(connection, run, row[0]) if r.id == rollout)
-
-
-def groups_of(connection: sqlite3.Connection, run: str, step: int) -> list[Group]:
-    """The groups of a step as they were recorded."""
-    ids = connection.execute(
-        "SELECT g.id, g.prompt, g.row, g.arrays FROM attempts a JOIN groups g "
-        "ON g.attempt = a.id AND g.step <= a.upto WHERE a.run = ? AND g.step = ? "
-        "ORDER BY g.position",
-        (run, step),
-    ).fetchall()
-    return [
-        Group(
-            prompt,
-            unpack(arrays)["prompt"].tolist(),
-            [r.rollout() for r in _rollouts(connection, run, group)],
-            json.loads(row),
-        )
-        for group, prompt, row, arrays in ids
-    ]
-
-
-def _rollouts(connection: sqlite3.Connection, run: str, group: int) -> list[StoredRollout]:
-    prompt, row, data = connection.execute(
-        "SELECT prompt, row, arrays FROM groups WHERE id = ?", (group,)
-    ).fetchone()
-    arrays = unpack(data)
-    names = {
-        number: name[len(PART) :]
-        for name, number in names_of(connection, run).items()
-        if name.startswith(PART)
-    }
-    found: list[StoredRollout] = []
-    for (number, step, position, sample, scored, reward, advantage, version, stop_reason, text,
-         error) in connection.execute(
-        "SELECT r.id, r.step, r.position, r.sample, r.scored, r.reward, r.advantage, r.version, "
-        "r.stop_reason, t.text, t.error FROM groups g JOIN rollouts r ON r.attempt = g.attempt "
-        "AND r.step = g.step AND r.group_id = g.id JOIN texts t ON t.rollout = r.id "
-        "WHERE g.id = ? ORDER BY r.id",
-        (group,),
-    ).fetchall():  # fmt: skip
-        own = f"{sample}:"
-        mine = {n[len(own) :]: values for n, values in arrays.items() if n.startswith(own)}
-        found.append(
-            StoredRollout(
-                id=number,
-                step=step,
-                group=position,
-                sample=sample,
-                prompt=prompt,
-                prompt_tokens=arrays["prompt"],
-                row=json.loads(row),
-                tokens=mine["tokens"],
-                logprobs=mine.get("logprobs", np.zeros(0, np.float32)),
-                streams={n[1:]: values for n, values in mine.items() if n.startswith(":")},
-                text=text,
-                stop_reason=stop_reason,
-                version=version,
-                reward=None if not scored else _float(reward),
-                reward_parts=_parts(connection, names, number),
-                advantage=_float(advantage),
-                error=error,
-            )
-        )
-    return found
-
-
-def _parts(
-    connection: sqlite3.Connection, names: Mapping[int, str], rollout: int
-) -> dict[str, float]:
-    values = connection.execute(
-        "SELECT m.name, m.value FROM json_each(?) j JOIN measures m ON m.name = j.value "
-        "AND m.rollout = ? ORDER BY j.key",
-        (json.dumps(list(names)), rollout),
-    )
-    return {names[number]: _float(value) for number, value in values}
-
-
 def _built(connection: sqlite3.Connection, question: Question) -> _Sql:
     sql = _Sql(question.run, names_of(connection, question.run))
     for condition in question.where:
         sql.add(condition)
     return sql
-
-
-def _float(value: float | None) -> float:
-    """A number of a table, in which NULL is NaN."""
-    return float("nan") if value is None else value
 
 
 def _plain(value: Any) -> object:  # noqa: ANN401 (numpy numbers too)

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from xorl_lab.errors import StoreError
-from xorl_lab.store.arrays import pack
+from xorl_lab.store.tokens import LOGPROBS, pack_group
 from xorl_lab.types import Group, Rollout, StepRecord
 
 PART = "reward:part:"
@@ -55,7 +54,7 @@ def metric_bytes(metrics: Mapping[str, float], step: int) -> tuple[str, bytes]:
     Raises:
         StoreError: a value is not a number.
     """
-    values = [_number(value, f"metric {name!r} of step {step}") for name, value in metrics.items()]
+    values = [number(value, f"metric {name!r} of step {step}") for name, value in metrics.items()]
     names = json.dumps(list(metrics), separators=(",", ":"))
     return names, np.array(values, "<f8").tobytes()
 
@@ -71,47 +70,27 @@ def group_rows(record: StepRecord) -> list[GroupRow]:
 
 def _group_row(group: Group, position: int, step: int) -> GroupRow:
     where = f"group {position} of step {step}"
-    arrays: dict[str, NDArray[Any]] = {"prompt": _ids(group.prompt_tokens, where)}
-    rows: list[RolloutRow] = []
-    for i, rollout in enumerate(group.rollouts):
-        own = _arrays(rollout, f"rollout {i} of {where}")
-        arrays |= {f"{i}:{name}": values for name, values in own.items()}
-        rows.append(_rollout_row(rollout, own, i, len(group.prompt_tokens)))
-    return GroupRow(position, group.prompt, to_json(group.row), pack(arrays), rows)
-
-
-def _arrays(rollout: Rollout, where: str) -> dict[str, NDArray[Any]]:
-    """Ids, log-probabilities and streams of one rollout; a stream's name follows a colon."""
-    arrays: dict[str, NDArray[Any]] = {"tokens": _ids(rollout.tokens, where)}
-    if rollout.logprobs:
-        arrays["logprobs"] = _floats(rollout.logprobs, "logprobs", where)
-    for name, values in rollout.streams.items():
-        arrays[f":{name}"] = _floats(values, name, where)
-    count = len(rollout.tokens)
-    for name, values in arrays.items():
-        if len(values) != count:
-            raise StoreError(
-                f"{name.removeprefix(':')!r} of {where} has {len(values)} values but there are "
-                f"{count} tokens: pass one per token, NaN where a token has none"
-            )
-    return arrays
+    packed = pack_group(group, where)
+    rows = [
+        _rollout_row(rollout, means, (i, len(group.prompt_tokens)), f"rollout {i} of {where}")
+        for i, (rollout, means) in enumerate(zip(group.rollouts, packed.means, strict=True))
+    ]
+    return GroupRow(position, group.prompt, to_json(group.row), packed.data, rows)
 
 
 def _rollout_row(
-    rollout: Rollout, arrays: Mapping[str, NDArray[Any]], sample: int, prompt_length: int
+    rollout: Rollout, means: Mapping[str, float | None], place: tuple[int, int], where: str
 ) -> RolloutRow:
-    reward = None if rollout.reward is None else _number(rollout.reward, "reward")
-    logprob = _mean(arrays["logprobs"]) if "logprobs" in arrays else None
-    values = (sample, reward is not None, reward, _number(rollout.advantage, "advantage"),
-              len(rollout.tokens), prompt_length, logprob, rollout.version,
-              rollout.stop_reason)  # fmt: skip
+    sample, prompt_length = place
+    reward = None if rollout.reward is None else number(rollout.reward, f"reward of {where}")
+    advantage = number(rollout.advantage, f"advantage of {where}")
+    values = (sample, reward is not None, reward, advantage, len(rollout.tokens), prompt_length,
+              means.get(LOGPROBS), rollout.version, rollout.stop_reason)  # fmt: skip
     measures: dict[str, float | None] = {
-        PART + name: _number(value, f"reward part {name!r}")
+        PART + name: number(value, f"reward part {name!r} of {where}")
         for name, value in rollout.reward_parts.items()
     }
-    measures |= {
-        MEAN + name[1:]: _mean(values) for name, values in arrays.items() if name[0] == ":"
-    }
+    measures |= {MEAN + name: mean for name, mean in means.items() if name != LOGPROBS}
     return RolloutRow(values, rollout.text, rollout.error, measures)
 
 
@@ -194,33 +173,19 @@ def _plain(value: Any) -> object:  # noqa: ANN401 (whatever a person put into se
     return str(value)
 
 
-def _number(value: Any, what: str) -> float:  # noqa: ANN401 (numpy and torch numbers too)
+def number(value: Any, what: str) -> float:  # noqa: ANN401 (numpy and torch numbers too)
+    """A number as a float.
+
+    Args:
+        value: anything.
+        what: names it in the message.
+
+    Raises:
+        StoreError: it is not a number.
+    """
     if not isinstance(value, str):
         try:
             return float(value)
         except (TypeError, ValueError, OverflowError):
             pass
     raise StoreError(f"{what} is {value!r}: pass a number")
-
-
-def _floats(values: Sequence[float], name: str, where: str) -> NDArray[np.float32]:
-    try:
-        array = np.asarray(values, np.float64)
-    except (TypeError, ValueError) as error:
-        raise StoreError(f"{name!r} of {where} is not all numbers: {error}") from error
-    with np.errstate(over="ignore"):  # beyond float32 is infinite
-        return array.astype(np.float32)
-
-
-def _ids(values: Sequence[int], where: str) -> NDArray[np.int32]:
-    array = np.asarray(values, np.int64)
-    if array.size and not 0 <= array.min() <= array.max() < 2**31:
-        raise StoreError(f"token ids of {where} reach from {array.min()} to {array.max()}: "
-                         "pass ids from 0 to 2^31 - 1")  # fmt: skip
-    return array.astype(np.int32)
-
-
-def _mean(values: NDArray[np.float32]) -> float | None:
-    """The mean of what is there; None if nothing is."""
-    there = values[~np.isnan(values)].astype(np.float64)
-    return float(there.mean()) if there.size else None

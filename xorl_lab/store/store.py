@@ -79,7 +79,7 @@ class Store:
         database = Database(self.path, writable=True)
         info = RunInfo(secrets.token_hex(6), name, kind, model, time.time(),
                        json.loads(to_json(settings or {})), total, parent)  # fmt: skip
-        lease = Lease(database, info.id)
+        lease = Lease(self.path, info.id)
         try:
             with database.write() as connection:
                 info, attempt = runs.begin(connection, info, "running")
@@ -107,7 +107,7 @@ class Store:
         try:
             with database.write() as connection:
                 info = runs.find(connection, run, self.path)
-                lease = Lease(database, info.id)
+                lease = Lease(self.path, info.id)
                 lease.take(connection)
                 attempt = runs.again(connection, info.id, after, total)
                 info = runs.find(connection, info.id, self.path)
@@ -166,7 +166,7 @@ class Store:
         try:
             with database.write() as connection:
                 info = runs.find(connection, run, self.path)
-                lease = Lease(database, info.id)
+                lease = Lease(self.path, info.id)
                 lease.take(connection)
                 runs.erase(connection, info.id)
             with suppress(StoreError):

@@ -3,7 +3,7 @@
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +15,8 @@ from xorl_lab.store.lease import Lease
 from xorl_lab.store.records import ACTIVE, STATES, RunInfo
 from xorl_lab.types import StepRecord
 
-EVENTS = ("checkpoint", "knob", "sync", "pause", "resume", "warning", "error", "log", "start", "end")  # fmt: skip
+EVENTS = ("checkpoint", "knob", "sync", "pause", "resume",
+          "warning", "error", "log", "start", "end")  # fmt: skip
 """Kinds of events."""
 
 
@@ -146,7 +147,7 @@ class Writer:
                 self._database.close()
 
     @contextmanager
-    def _writing(self) -> Iterator[tuple[sqlite3.Connection, float]]:
+    def _writing(self) -> Generator[tuple[sqlite3.Connection, float], None, None]:
         """A transaction of the run's only writer, and the time."""
         if self._closed:
             raise StoreError(
