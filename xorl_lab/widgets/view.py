@@ -1,0 +1,146 @@
+"""What a cell shows of a run: the dashboard with its controls."""
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets
+from IPython.core.getipython import get_ipython
+from IPython.display import DisplayHandle, display
+
+from xorl_lab.widgets.controls import Controls
+from xorl_lab.widgets.dashboard import Dashboard
+from xorl_lab.widgets.fallback import fallback_html
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xorl_lab.store import Reader
+    from xorl_lab.types import RunCommands
+
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+HOW_TO_STOP = (
+    "No live view here.  To stop a run that this cell drives, interrupt the kernel (the ■ button): "
+    "the step under way is given up, everything before it is kept and saved."
+)
+
+
+class RunView:
+    """A live view of runs, which may be displayed any number of times.
+
+    Displayed again in the same cell, it frees the views that the cell showed before.
+
+    Args:
+        readers: of the runs; the first one is the one that ``commands`` steers.
+        commands: what the buttons do; None disables them, with the reason.
+
+    Raises:
+        ConfigError: there is no run.
+    """
+
+    def __init__(self, readers: "Sequence[Reader]", commands: "RunCommands | None" = None) -> None:
+        self._readers = list(readers)
+        self.dashboard = Dashboard(readers, commands)
+        """The charts."""
+        self.controls = Controls(self.dashboard, commands)
+        """Buttons and knobs."""
+        self._box = ipywidgets.VBox([self.controls, self.dashboard])
+        self._handles: list[DisplayHandle] = []
+        self._closed = False
+
+    @property
+    def answered(self) -> bool:
+        """True once a page has shown this view and was heard of."""
+        return self.controls.answered.is_set()
+
+    def show(self) -> DisplayHandle:
+        """Display the view in the present cell."""
+        _CELLS.entered(self)
+        handle = display(self._bundle(), raw=True, display_id=True)
+        assert handle is not None, "display_id=True returns a handle"
+        self._handles.append(handle)
+        return handle
+
+    def finish(self) -> None:
+        """Replace the view, wherever it was displayed, by what a saved notebook can keep.
+
+        That is a picture and a table.  Display the run again for the charts that can be explored.
+        """
+        if not self._handles:
+            return
+        bundle = {"text/html": self._html(), "text/plain": repr(self)}
+        for handle in self._handles:
+            handle.update(bundle, raw=True)
+        self._handles.clear()
+
+    def close(self) -> None:
+        """Free everything, here and in the page."""
+        if self._closed:
+            return
+        self._closed = True
+        self._handles.clear()
+        self._box.children = ()
+        if self._box.layout is not None:
+            self._box.layout.close()
+        self._box.close()
+        self.controls.close()
+        self.dashboard.close()
+
+    def _bundle(self) -> dict[str, Any]:
+        shown = {
+            WIDGET_VIEW: {
+                "version_major": 2,
+                "version_minor": 0,
+                "model_id": self._box.model_id,
+            }
+        }
+        plain = f"{self!r}\n{HOW_TO_STOP}"
+        return {**({} if self._closed else shown), "text/plain": plain}
+
+    def _html(self) -> str:
+        return "".join(fallback_html(reader) for reader in self._readers)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        """Shown as the last value of a cell.  A view that was closed shows its picture."""
+        del include, exclude
+        if self._closed:
+            return {"text/html": self._html(), "text/plain": repr(self)}
+        _CELLS.entered(self)
+        return self._bundle()
+
+    def __repr__(self) -> str:
+        return f"RunView({', '.join(self.dashboard.names)})"
+
+
+class _Cells:
+    """Which views each cell shows, so that running it again frees them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._shown: dict[str, tuple[str, list[weakref.ref[RunView]]]] = {}
+
+    def entered(self, view: RunView) -> None:
+        """A view is being displayed: close what the cell showed in an earlier run of it."""
+        cell, execution = _where()
+        if cell is None:
+            return
+        with self._lock:
+            before, views = self._shown.get(cell, (execution, []))
+            old = views if before != execution else []
+            kept = [ref for ref in views if ref() is not None] if before == execution else []
+            self._shown[cell] = (execution, [*kept, weakref.ref(view)])
+        for ref in old:
+            stale = ref()
+            if stale is not None and stale is not view:
+                stale.close()
+
+
+def _where() -> tuple[str | None, str]:
+    """The cell that is being run, and which run of it this is; None where nobody says."""
+    shell: Any = get_ipython()
+    parent: Any = getattr(shell, "get_parent", dict)() if shell is not None else {}
+    cell = parent.get("metadata", {}).get("cellId")
+    return cell, str(parent.get("header", {}).get("msg_id", ""))
+
+
+_CELLS = _Cells()
