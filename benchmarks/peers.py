@@ -141,12 +141,16 @@ def sampling(channel: Channel) -> None:
                 **inputs,
                 **workload.UNTRUNCATED,
                 num_return_sequences=command["samples"],
-                min_new_tokens=command["tokens"],
                 max_new_tokens=command["tokens"],
                 pad_token_id=tokenizer.pad_token_id,
             )
         channel.stop()
-        channel.answer(output.shape[0] * (output.shape[1] - inputs["input_ids"].shape[1]))
+        drawn = output[:, inputs["input_ids"].shape[1] :]
+        # What comes behind the end of a row is padding; the end itself was drawn.
+        ended = (drawn == tokenizer.eos_token_id).cumsum(-1) - (
+            drawn == tokenizer.eos_token_id
+        ).int()
+        channel.answer(int((ended == 0).sum()))
 
 
 def train(channel: Channel) -> None:

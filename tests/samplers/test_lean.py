@@ -21,7 +21,7 @@ from xorl_lab.engine.packing import pack
 from xorl_lab.engine.quiet import quiet
 from xorl_lab.samplers import lean
 from xorl_lab.samplers.cache import PromptCache, RowCache
-from xorl_lab.samplers.lean import FEW, HEAD_ROWS, LeanWeights, supported
+from xorl_lab.samplers.lean import LeanWeights, supported
 from xorl_lab.samplers.networks import LeanNetwork, PlainNetwork
 
 V = 97
@@ -170,9 +170,8 @@ def test_an_adapter_is_added_as_if_it_were_merged(name, which):
 
 
 @pytest.mark.parametrize("adapted", [False, True])
-@pytest.mark.parametrize("rows", [1, 3, FEW - 1, FEW, 64])
+@pytest.mark.parametrize("rows", [1, 3, 17, 64])
 def test_the_number_of_tokens_does_not_matter(rows, adapted):
-    assert FEW == 12
     model = random_model("qwen2")
     adapter = random_adapter(model, None) if adapted else {}
     for mine, theirs in zip(
@@ -198,17 +197,6 @@ def test_in_bfloat16_it_is_no_further_from_the_exact_numbers_than_transformers(n
         assert mine.dtype == torch.bfloat16
         assert apart(mine, right) < 0.03
         assert apart(mine, right) < 1.5 * apart(theirs, right)
-
-
-@pytest.mark.parametrize("rows", [1, 5])
-def test_a_head_of_several_parts_is_put_together(monkeypatch, rows):
-    model = random_model("llama")
-    states = torch.randn(rows, 48, generator=torch.Generator().manual_seed(0))
-    wanted = states @ model.lm_head.weight.T
-    assert HEAD_ROWS > V
-    for size in (1, 32, 96, 97, 200):
-        monkeypatch.setattr(lean, "HEAD_ROWS", size)
-        assert_close(LeanWeights(model).logits(states, {}), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_bias_of_the_head_is_added():
@@ -251,15 +239,15 @@ def test_products_in_float64_are_exact():
         [torch.randn(o, r, generator=draw, dtype=torch.float64) for o, r in ((5, 2), (4, 3))],
     )
     delta = lean.Delta(torch.cat(a), [b[0], None, b[1]])
-    for count in (1, FEW - 1, FEW, 20):
+    for count in (1, 20):
         x = torch.randn(count, 6, generator=draw, dtype=torch.float64)
         with torch.no_grad():
-            got = lean._products(layers, x.T, delta)
+            got = lean._products(layers, x, delta)
             wanted = [layer(x) for layer in layers]
         wanted[0] = wanted[0] + x @ a[0].T @ b[0].T
         wanted[2] = wanted[2] + x @ a[1].T @ b[1].T
         for mine, theirs in zip(got, wanted, strict=True):
-            assert_close(mine.T, theirs, rtol=1e-11, atol=1e-12)
+            assert_close(mine, theirs, rtol=1e-11, atol=1e-12)
 
 
 def test_other_architectures_are_not_supported():

@@ -11,6 +11,8 @@ import torch
 from peft.tuners.lora import Linear as PeftLinear
 from torch.autograd.function import once_differentiable
 
+from xorl_lab.engine import products
+
 ADAPTER = "default"
 """peft's name of the one adapter that each module tree has."""
 
@@ -53,7 +55,7 @@ class _Adapted(torch.autograd.Function):
     ) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])
         down = rows @ a.T
-        out = torch.nn.functional.linear(rows, weight, bias).addmm_(down, b.T, alpha=scale)
+        out = products.linear(rows, weight, bias).addmm_(down, b.T, alpha=scale)
         ctx.save_for_backward(rows, down, weight, a, b)
         ctx.scale, ctx.shape = scale, x.shape
         return out.view(*x.shape[:-1], out.shape[-1])

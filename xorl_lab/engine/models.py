@@ -21,7 +21,7 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from xorl_lab.engine import attention, packaged, tiny
+from xorl_lab.engine import attention, packaged, products, tiny
 from xorl_lab.engine.logprobs import run_packed
 from xorl_lab.engine.packing import pack
 from xorl_lab.engine.quiet import quiet
@@ -280,6 +280,7 @@ def _finish(
     """Freeze the model, move it and read off what the engine needs to know."""
     model = model.to(device).eval().requires_grad_(requires_grad=False)
     attend_by_blocks(model)
+    products.prepare(model)
     _refuse_processed_logits(name, model)
     text = model.config.get_text_config()
     return LoadedModel(

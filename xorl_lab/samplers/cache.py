@@ -40,6 +40,7 @@ class RowCache:
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
         self._index = torch.zeros(0, dtype=torch.int64)
+        self._rows = torch.zeros(0, dtype=torch.int64)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -71,6 +72,7 @@ class RowCache:
         if int(self.lengths.max()) >= self._capacity():
             self._reserve(room_for(int(self.lengths.max())))
         self._index = self.lengths.to(device)
+        self._rows = torch.arange(len(self), device=device)
         span = int(self.lengths.max()) + 1
         mask = torch.arange(span, device=device) <= self._index[:, None]
         return self._index[:, None], mask[:, None, None]
@@ -83,7 +85,7 @@ class RowCache:
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write (R, heads, 1, D) at each row's next position; return all that is filled."""
-        rows = torch.arange(len(keys), device=keys.device)
+        rows = self._rows
         span = int(self.lengths.max()) + 1
         self._keys[layer][rows, :, self._index] = keys[:, :, 0]
         self._values[layer][rows, :, self._index] = values[:, :, 0]

@@ -85,19 +85,24 @@ def draw(
     # From the greatest logit down, so that neither a huge logit nor a tiny temperature overflows.
     greatest = logits.amax(-1, keepdim=True)
     temperatures = torch.tensor([p.temperature or 1.0 for p in params], dtype=torch.float32)
+    plain = bool((temperatures == 1).all())
     temperatures = temperatures.clamp(min=torch.finfo(torch.float32).tiny).to(logits.device)
 
     def scaled(chosen: torch.Tensor) -> torch.Tensor:
-        return (chosen - greatest).div_(temperatures[:, None])
+        below = chosen - greatest
+        return below if plain else below.div_(temperatures[:, None])
 
     masses = scaled(logits).exp_()
-    log_total = _blocks(masses).sum(-1).log()
+    sums = _blocks(masses)
+    log_total = sums.sum(-1).log()
     if not bool(torch.isfinite(log_total).all()):
         raise SamplerError(
             "the model's logits are not finite: its weights have diverged, so go back to an "
             "earlier checkpoint and train on with a lower learning rate"
         )
-    tokens = _invert(_restrict(masses, params), torch.from_numpy(numbers).to(logits.device))
+    kept = _restrict(masses, params)
+    sums = sums if kept is masses else _blocks(kept)
+    tokens = _invert(kept, sums, torch.from_numpy(numbers).to(logits.device))
     greedy = torch.tensor([p.temperature == 0 for p in params], device=logits.device)
     if bool(greedy.any()):
         tokens = torch.where(greedy, logits.argmax(-1), tokens)
@@ -114,9 +119,9 @@ def _blocks(masses: torch.Tensor) -> torch.Tensor:
     return padded.view(len(masses), -1, BLOCK).sum(-1).double()
 
 
-def _invert(masses: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """The first token at which the running sum of masses exceeds number * total."""
-    cumulative = _blocks(masses).cumsum(-1)
+def _invert(masses: torch.Tensor, sums: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """The first token at which the running sum of masses, summed by blocks, exceeds its share."""
+    cumulative = sums.cumsum(-1)
     target = numbers[:, None] * cumulative[:, -1:]
     block = torch.searchsorted(cumulative, target, right=True)
     block = block.clamp(max=cumulative.shape[-1] - 1)

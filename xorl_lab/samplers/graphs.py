@@ -63,6 +63,7 @@ class Recording(RowCache):
         self.size = sum(t.nbytes for t in (*self._keys, *self._values))
         self.tokens = torch.zeros(rows, dtype=torch.int64, device=self._keys[0].device)
         self._index = torch.zeros_like(self.tokens)
+        self._rows = torch.arange(rows, device=self.tokens.device)
         self._tenant: Callable[[], RowCache | None] = lambda: None
         self.run: Run = lambda: self.tokens  # replaced by what computes (R, H) hidden states
 

@@ -3,9 +3,6 @@
 The arithmetic of transformers' modules on their own weights, with less between the products, and
 with adapters added to the shared base rather than merged into copies of it: a new version of the
 weights, of whichever kind, costs nothing here.
-
-Inside, the N tokens are the last dimension: with few of them a CPU's kernels take W x up to three
-times as fast as x' W'.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,16 +11,13 @@ from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
 
-from xorl_lab.engine import attention
+from xorl_lab.engine import attention, products
 from xorl_lab.engine.adapters import PREFIX
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Values of ``model_type`` whose layers are computed here."""
-FEW = 12
-"""Below as many tokens the kernels prefer their input the other way round."""
-HEAD_ROWS = 2048
-"""Rows of the head that are multiplied at a time, so that their result is turned in the cache."""
 GROUPS: Sequence[Sequence[str]] = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     ("self_attn.o_proj",),
@@ -32,7 +26,7 @@ GROUPS: Sequence[Sequence[str]] = (
 )
 """The matrices of a layer, those with the same input together."""
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(layer, (heads, D, N) queries, (kv heads, D, N) keys, values) -> (heads * D, N)."""
+"""(layer, (N, heads, D) queries, (N, kv heads, D) keys, values) -> (N, heads * D)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,35 +106,32 @@ class LeanWeights:
             (N, H) hidden states after the last norm.
         """
         trunk = self._trunk
-        rows = torch.nn.functional.embedding(tokens, trunk.embed_tokens.weight)
-        cosine, sine = (part[0].T for part in trunk.rotary_emb(rows[None], positions[None]))
-        x = rows.T.contiguous()
+        x = torch.nn.functional.embedding(tokens, trunk.embed_tokens.weight)
+        turn = _Turn(*(part[0, :, None] for part in trunk.rotary_emb(x[None], positions[None])))
         for index, (layer, groups) in enumerate(zip(trunk.layers, self._layers, strict=True)):
             of = [deltas.get((index, group[0])) for group in GROUPS]
             qkv = _products(groups[0], _norm(layer.input_layernorm, x), of[0])
-            query, key, value = (part.unflatten(0, (-1, self.width)) for part in qkv)
+            query, key, value = (part.unflatten(-1, (-1, self.width)) for part in qkv)
             if hasattr(layer.self_attn, "q_norm"):
                 query = _norm(layer.self_attn.q_norm, query)
                 key = _norm(layer.self_attn.k_norm, key)
-            query, key = _rotate(query, cosine, sine), _rotate(key, cosine, sine)
-            mixed = attend(index, query, key, value)
-            x = x + _products(groups[1], mixed, of[1])[0]
-            gate, up = _products(groups[2], _norm(layer.post_attention_layernorm, x), of[2])
-            gated = layer.mlp.act_fn(gate).mul_(up)
-            x = x + _products(groups[3], gated, of[3])[0]
-        return _norm(trunk.norm, x).T.contiguous()
+            mixed = attend(index, turn(query), turn(key), value)
+            (x,) = _products(groups[1], mixed, of[1], plus=x)
+            gated = self._gated(layer.mlp, _norm(layer.post_attention_layernorm, x), of[2])
+            (x,) = _products(groups[3], gated, of[3], plus=x)
+        return _norm(trunk.norm, x)
+
+    def _gated(self, mlp: Any, x: torch.Tensor, delta: Delta | None) -> torch.Tensor:  # noqa: ANN401
+        gate, up = mlp.gate_proj, mlp.up_proj
+        if delta is None and isinstance(mlp.act_fn, torch.nn.SiLU | SiLUActivation):
+            gated = products.linear(x, gate.weight, gate.bias, silu=True)
+            return gated.mul_(products.linear(x, up.weight, up.bias))
+        left, right = _products([gate, up], x, delta)
+        return mlp.act_fn(left).mul_(right)
 
     def logits(self, hidden: torch.Tensor, deltas: Deltas) -> torch.Tensor:
         """(N, H) -> (N, V)."""
-        delta = deltas.get((len(self._layers), "lm_head"))
-        weight, bias = self._head.weight, self._head.bias
-        if delta is not None or bias is not None or hidden.device.type != "cpu":
-            return _products([self._head], hidden.T, delta)[0].T.contiguous()
-        out = hidden.new_empty(len(hidden), len(weight))
-        for start in range(0, len(weight), HEAD_ROWS):
-            part = slice(start, start + HEAD_ROWS)
-            out[:, part] = torch.mm(weight[part], hidden.T).T
-        return out
+        return _products([self._head], hidden, deltas.get((len(self._layers), "lm_head")))[0]
 
 
 def supported(model: PreTrainedModel) -> bool:
@@ -149,33 +140,46 @@ def supported(model: PreTrainedModel) -> bool:
 
 
 def _products(
-    layers: Sequence[torch.nn.Linear], x: torch.Tensor, delta: Delta | None
+    layers: Sequence[torch.nn.Linear],
+    x: torch.Tensor,
+    delta: Delta | None,
+    *,
+    plus: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
-    """(in, N) -> (out, N) for each of some linear layers with the same input."""
-    if x.shape[1] < FEW:
-        x = x.T.contiguous().T
-    results = [torch.mm(layer.weight, x) for layer in layers]
+    """(N, in) -> (N, out) for each of some layers with the same input, added to ``plus``."""
+    results = [products.linear(x, m.weight, m.bias, plus=plus) for m in layers]
     if delta is not None:
-        down = torch.mm(delta.a, x)
+        down = x @ delta.a.T
         start = 0
         for out, b in zip(results, delta.b, strict=True):
             if b is not None:
-                out.addmm_(b, down[start : start + b.shape[1]])
+                out.addmm_(down[:, start : start + b.shape[1]], b.T)
                 start += b.shape[1]
-    for layer, out in zip(layers, results, strict=True):
-        if layer.bias is not None:
-            out.add_(layer.bias[:, None])
     return results
 
 
 def _norm(norm: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 (each family has its own class)
-    """Root mean square norm (Zhang & Sennrich 2019) along the features, (…, features, N)."""
+    """Root mean square norm (Zhang & Sennrich 2019) along the last dimension."""
     fine = x.float()
-    scale = fine.pow(2).mean(-2, keepdim=True).add_(norm.variance_epsilon).rsqrt_()
-    return (fine * scale).to(x.dtype).mul_(norm.weight[:, None])
+    squares = torch.linalg.vector_norm(fine, dim=-1, keepdim=True).square_()
+    scale = squares.div_(x.shape[-1]).add_(norm.variance_epsilon).rsqrt_()
+    return (fine * scale).to(x.dtype).mul_(norm.weight)
 
 
-def _rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    """Rotary position embedding (Su et al. 2021), the halves of a head as real and imaginary."""
-    first, second = x.chunk(2, -2)
-    return (x * cosine).addcmul_(torch.cat((-second, first), -2), sine)
+class _Turn:
+    """Rotary position embedding (Su et al. 2021), the halves of a head as real and imaginary.
+
+    Args:
+        cosine: (N, 1, D).
+        sine: (N, 1, D).
+    """
+
+    def __init__(self, cosine: torch.Tensor, sine: torch.Tensor) -> None:
+        self._cosine = cosine
+        half = sine.shape[-1] // 2
+        self._sine = torch.cat((-sine[..., :half], sine[..., half:]), -1)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """(N, heads, D), each turned by its position."""
+        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
+        return (x * self._cosine).addcmul_(swapped, self._sine)

@@ -75,14 +75,14 @@ class LeanNetwork:
         def attend(
             layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
         ) -> torch.Tensor:
-            q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+            q, k, v = (x.transpose(0, 1) for x in (query, key, value))
             cache.update(k[None], v[None], layer)
             if layout is not None:
-                return attention.attend(q, k, v, layout, weights.scaling).flatten(1).T
+                return attention.attend(q, k, v, layout, weights.scaling).flatten(1)
             mixed = torch.nn.functional.scaled_dot_product_attention(
                 q[None], k[None], v[None], attn_mask=mask, scale=weights.scaling, enable_gqa=True
             )
-            return mixed[0].transpose(1, 2).flatten(0, 1)
+            return mixed[0].transpose(0, 1).flatten(1)
 
         tokens, positions = (
             torch.from_numpy(x).to(weights.device) for x in (row.tokens, row.positions)
@@ -100,15 +100,13 @@ class LeanNetwork:
         def attend(
             layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
         ) -> torch.Tensor:
-            cache.update(
-                key.permute(2, 0, 1)[:, :, None], value.permute(2, 0, 1)[:, :, None], layer
-            )
+            cache.update(key[:, :, None], value[:, :, None], layer)
             keys, values = cache.flat(layer)
             # The heads that share a key are the rows of one small product.
-            folded = query.permute(2, 0, 1).reshape(len(keys), -1, weights.width)
+            folded = query.reshape(len(keys), -1, weights.width)
             scores = torch.baddbmm(bias, folded, keys.transpose(1, 2), alpha=weights.scaling)
             mixed = torch.bmm(scores.softmax(-1), values)
-            return mixed.view(len(tokens), -1).T
+            return mixed.view(len(tokens), -1)
 
         hidden = weights.hidden(tokens, positions[:, 0], attend, self.deltas)
         cache.end_step()

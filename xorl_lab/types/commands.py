@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class RunCommands(Protocol):
-    """Steering of one run.  Every method returns at once; the run obeys at its next stopping point."""
+    """Steering of one run: methods return at once, and it obeys at its next stopping point."""
 
     def pause(self) -> None:
         """Halt before the next step."""

@@ -1,0 +1,94 @@
+"""x W' + b of frozen weights on a CPU, where models spend their time.
+
+oneDNN's kernels take weights in a layout of their own.  With few rows they are two to three times
+as fast as torch's product, with many a tenth (docs/LOG.md).  The price is a copy of the weights,
+made when they are first used.  torch reaches these kernels by operators that are not public, so
+they are tried first, and where they fail or differ torch's own product stands in.
+"""
+
+import functools
+from typing import cast
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+LIMIT = 2 * 2**30
+"""Bytes of weights up to which a model gets copies in that layout."""
+ROWS = 64
+"""Rows of x for which the layout is chosen; the others profit alike."""
+_layouts = WeakTensorKeyDictionary()
+
+
+def prepare(model: torch.nn.Module) -> None:
+    """Let a model's frozen linear layers have copies of their weights, if it is not too big."""
+    weights = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    fit = [w for w in weights if _suits(w) and not w.requires_grad]
+    if fit and sum(w.nbytes for w in fit) <= LIMIT and _works():
+        _layouts.update(dict.fromkeys(fit))
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    silu: bool = False,
+    plus: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """(N, in) -> (N, out), without gradient.
+
+    Args:
+        x: (N, in).
+        weight: (out, in); must not change once :func:`prepare` was told of it.
+        bias: (out,).
+        silu: apply z / (1 + exp(-z)) to the result.
+        plus: (N, out), added to the result; not with ``silu``.
+    """
+    if not (_suits(weight) and x.dtype == torch.float32 and _works()):
+        out = torch.nn.functional.linear(x, weight, bias)
+        if silu:
+            return torch.nn.functional.silu(out, inplace=True)
+        return out if plus is None else out.add_(plus)
+    layout = weight
+    if weight in _layouts:
+        layout = cast("torch.Tensor | None", _layouts[weight])
+        if layout is None:
+            layout = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
+            _layouts[weight] = layout
+    return _product(x, layout, bias, silu=silu, plus=plus)
+
+
+def _suits(weight: torch.Tensor) -> bool:
+    return weight.device.type == "cpu" and weight.dtype == torch.float32
+
+
+def _product(
+    x: torch.Tensor,
+    layout: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    silu: bool = False,
+    plus: torch.Tensor | None = None,
+) -> torch.Tensor:
+    product = torch.ops.mkldnn._linear_pointwise
+    if plus is not None:
+        return product.binary(x, plus, layout, bias, "add")
+    return product(x, layout, bias, "swish" if silu else "none", [], "")
+
+
+@functools.cache
+@torch.no_grad()
+def _works() -> bool:
+    """Whether the operators are there and give what torch's product gives."""
+    draw = torch.Generator().manual_seed(0)
+    x, weight, bias, plus = (torch.randn(n, generator=draw) for n in ((3, 5), (7, 5), (7,), (3, 7)))
+    wanted = torch.nn.functional.linear(x, weight, bias)
+    try:
+        for layout in (weight, torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)):
+            torch.testing.assert_close(_product(x, layout, bias), wanted)
+            torch.testing.assert_close(_product(x, layout, bias, plus=plus), wanted + plus)
+            gated = torch.nn.functional.silu(wanted)
+            torch.testing.assert_close(_product(x, layout, bias, silu=True), gated)
+    except (AssertionError, AttributeError, RuntimeError, TypeError):
+        return False
+    return True
