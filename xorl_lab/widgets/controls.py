@@ -87,7 +87,9 @@ class Controls(anywidget.AnyWidget):
             self._commands.set(str(content["name"]), float(content["value"]))
         elif kind in ACTIONS and self._commands is not None:
             getattr(self._commands, kind)()
-        elif kind != "hello":
+        elif kind == "hello":
+            return {"heads": self._dashboard.heads()}
+        else:
             return {"error": NO_COMMANDS}
         return {}
 

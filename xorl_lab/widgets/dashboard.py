@@ -112,6 +112,13 @@ class Dashboard(anywidget.AnyWidget):
         with self._lock:
             self.send_state("snapshot")
 
+    def heads(self) -> list[tuple[int, int]]:
+        """Newest step and event of each run that was sent: a page that has less asks for all."""
+        with self._lock:
+            return [
+                (feed.history.last, feed.lines[-1][0] if feed.lines else 0) for feed in self._feeds
+            ]
+
     def part(self, run: int, low: float, high: float) -> tuple[dict[str, Any], bytes]:
         """Steps ``low`` to ``high`` of one run in full, as far as a screen can show them."""
         with self._lock:

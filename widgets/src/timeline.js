@@ -1,0 +1,80 @@
+// How far a run is, with what happened on the way.
+
+import { h, kindOf } from "./looks.js";
+
+/** Marks nearer to each other than this share of the width become one. */
+const NEAR = 0.014;
+
+export class Timeline {
+  /** @param {(step: number | null) => void} look called with the step of a mark that is looked at */
+  constructor(look) {
+    this._look = look;
+    this._fill = h("div", { class: "xl-done" });
+    this._marks = h("div", { class: "xl-marks", role: "list", "aria-label": "Events" });
+    this._bar = h("div", { class: "xl-bar", role: "progressbar", "aria-label": "Steps", "aria-valuemin": 0 }, this._fill);
+    this._note = h("div", { class: "xl-note", role: "tooltip" });
+    this.element = h("div", { class: "xl-timeline" }, this._bar, this._marks, this._note);
+    this._drawn = "";
+  }
+
+  /** @param {import("./data.js").Run} run */
+  draw(run) {
+    const { step, total } = run.status;
+    const end = Math.max(total ?? 0, step, 1);
+    this._fill.style.width = `${(100 * step) / end}%`;
+    this._bar.setAttribute("aria-valuenow", String(step));
+    this._bar.setAttribute("aria-valuemax", String(end));
+    this._bar.setAttribute("aria-valuetext", total ? `step ${step} of ${total}` : `step ${step}`);
+    const groups = grouped(run.marks, end);
+    const drawn = JSON.stringify(groups);
+    if (drawn === this._drawn) return;
+    this._drawn = drawn;
+    const focused = [...this._marks.children].indexOf(document.activeElement?.parentElement);
+    this._marks.replaceChildren(...groups.map((group) => this._mark(group)));
+    if (focused >= 0) /** @type {HTMLElement | undefined} */ (this._marks.children[focused]?.firstChild)?.focus();
+  }
+
+  /** @param {{step: number, place: number, kind: string, texts: string[]}} group */
+  _mark({ step, place, kind, texts }) {
+    const text = texts.join("\n");
+    const button = h("button", { type: "button", class: `xl-mark xl-${kind}`, "aria-label": text, style: `left:${(100 * place).toFixed(2)}%` }, kindOf(kind).glyph);
+    const say = () => {
+      this._note.textContent = text;
+      this._note.style.left = `${Math.min(72, Math.max(0, 100 * place - 8)).toFixed(1)}%`;
+      this._note.classList.add("xl-on");
+      this._look(step);
+    };
+    const hush = () => {
+      this._note.classList.remove("xl-on");
+      this._look(null);
+    };
+    button.addEventListener("mouseenter", say);
+    button.addEventListener("focus", say);
+    button.addEventListener("mouseleave", hush);
+    button.addEventListener("blur", hush);
+    return h("span", { role: "listitem" }, button);
+  }
+}
+
+const WEIGHT = { error: 3, knob: 2, pause: 1 };
+
+/**
+ * Marks that would lie on each other as one, with the text of all.
+ * @param {import("./data.js").Entry[]} marks
+ * @param {number} end
+ */
+export function grouped(marks, end) {
+  /** @type {{step: number, place: number, kind: string, texts: string[]}[]} */
+  const groups = [];
+  for (const [, , step, kind, text] of marks) {
+    const place = Math.min(1, Math.max(0, (step ?? 0) / end));
+    const said = `step ${step}: ${text || kindOf(kind).word}`;
+    const last = groups[groups.length - 1];
+    if (last && place - last.place < NEAR) {
+      if (last.texts.length < 5) last.texts.push(said);
+      else last.texts[5] = "…";
+      if ((WEIGHT[kind] ?? 0) > (WEIGHT[last.kind] ?? 0)) last.kind = kind;
+    } else groups.push({ step: step ?? 0, place, kind, texts: [said] });
+  }
+  return groups;
+}
