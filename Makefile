@@ -16,7 +16,7 @@ ONE_THREAD := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 # The code and text that the client API has to run; tests that need them skip where they are absent.
 export XORL_LAB_SEEDS ?= $(abspath ../shared/seeds)
 
-.PHONY: help install demo lab test accept bench check fix model clean
+.PHONY: help install demo lab front chromium test accept bench check fix model clean
 
 help: ## Show this list.
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -34,10 +34,23 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## Train a real language model by reinforcement learning and write a report.
 	$(BIN)/xorl-lab demo $(DEMO)
 
+front: $(STAMP) widgets/node_modules/.for-tests ## Build the front end if its sources changed; run its unit tests.
+	$(BIN)/python hatch_build.py
+	npm --prefix widgets test
+
+widgets/node_modules/.for-tests: widgets/package-lock.json
+	@command -v npm >/dev/null || { echo "npm was not found: install Node.js 20 or newer"; exit 1; }
+	npm --prefix widgets ci --no-audit --no-fund --loglevel=error
+	@touch $@
+
+chromium: # CI alone installs a browser by itself; elsewhere tests that need one are skipped.
+	@command -v chromium >/dev/null || { [ "$${CI:-}" != true ] && echo "no chromium: tests in a browser are skipped"; } \
+	  || { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium; }
+
 lab: $(STAMP) ## Open the notebooks in JupyterLab.
 	$(BIN)/jupyter lab --notebook-dir=notebooks
 
-test: check model ## All that CI runs.
+test: check model front chromium ## All that CI runs.
 	$(ONE_THREAD) $(BIN)/pytest -m "not slow" $(TESTS)
 	@if compgen -G 'notebooks/*.ipynb' >/dev/null; then \
 	  $(ONE_THREAD) $(BIN)/pytest --nbval --nbval-sanitize-with notebooks/sanitize.cfg notebooks/; fi

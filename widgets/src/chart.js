@@ -2,7 +2,7 @@
 
 import uPlot from "uplot";
 import { latest, nearest } from "./data.js";
-import { h, kindOf, number, swatch } from "./looks.js";
+import { h, kindOf, number, swatch, tick } from "./looks.js";
 import { itemsOf, plotOf } from "./series.js";
 
 const HEIGHT = 132;
@@ -168,8 +168,8 @@ export class Chart {
         y: { distr: this.log ? 3 : 1, range: (plot, low, high) => this._range(low, high) },
       },
       axes: [
-        { ...axis, size: 20, space: 50, grid, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 1e7], values: (_, splits) => splits.map((v) => (v % 1 === 0 ? number(v) : "")) },
-        { ...axis, size: 44, space: 24, grid, values: (_, splits) => splits.map((v) => (v === null ? "" : number(Number(v.toPrecision(10))))) },
+        { ...axis, size: 20, space: 50, grid, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 1e7], values: (_, splits) => splits.map((v) => (v % 1 === 0 ? tick(v) : "")) },
+        { ...axis, size: 44, space: 24, grid, values: (_, splits) => splits.map((v) => (v === null ? "" : tick(v))) },
       ],
       series,
       bands,

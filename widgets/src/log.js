@@ -39,7 +39,7 @@ export class Log {
     const said = word && kind !== "log" ? `${word}: ` : "";
     return h(
       "li",
-      { class: `xl-line xl-${kind}` },
+      { class: `xl-line xl-of-${kind}` },
       h("time", {}, clock),
       h("span", { class: "xl-step" }, step === null || step === undefined ? "" : String(step)),
       h("span", { class: "xl-glyph", "aria-hidden": "true" }, glyph),

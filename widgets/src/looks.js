@@ -65,6 +65,15 @@ export function number(value) {
 }
 
 /**
+ * A number at an axis: no zeros that say nothing.
+ * @param {number} value
+ */
+export function tick(value) {
+  const text = number(Number(value.toPrecision(10)));
+  return text.includes("·") ? text : text.replace(/(\.\d*?)0+(?=\D*$)/, "$1").replace(/\.(?=\D*$)/, "");
+}
+
+/**
  * Seconds in words: 48 s, 3 min 20 s, 2 h 05 min.
  * @param {number | null | undefined} seconds
  */

@@ -37,7 +37,7 @@ export class Timeline {
   /** @param {{step: number, place: number, kind: string, texts: string[]}} group */
   _mark({ step, place, kind, texts }) {
     const text = texts.join("\n");
-    const button = h("button", { type: "button", class: `xl-mark xl-${kind}`, "aria-label": text, style: `left:${(100 * place).toFixed(2)}%` }, kindOf(kind).glyph);
+    const button = h("button", { type: "button", class: `xl-mark xl-of-${kind}`, "aria-label": text, style: `left:${(100 * place).toFixed(2)}%` }, kindOf(kind).glyph);
     const say = () => {
       this._note.textContent = text;
       this._note.style.left = `${Math.min(72, Math.max(0, 100 * place - 8)).toFixed(1)}%`;
