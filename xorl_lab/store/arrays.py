@@ -40,9 +40,11 @@ def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
         for i in range(4):
             (random if i in stored else regular).append(planes[i].tobytes())
         header.append((name, little.dtype.str, len(little), stored))
-    head = json.dumps(header, separators=(",", ":")).encode()
+    rest = b"".join(random)
+    # zlib checks what it packs; the rest has its checksum in the header.
+    head = json.dumps([zlib.crc32(rest), header], separators=(",", ":")).encode()
     packed = zlib.compress(b"".join([len(head).to_bytes(4, "little"), head, *regular]), _LEVEL)
-    return b"".join([bytes([_FORMAT]), packed, *random])
+    return b"".join([bytes([_FORMAT]), packed, rest])
 
 
 def unpack(data: bytes) -> dict[str, NDArray[Any]]:
@@ -59,7 +61,10 @@ def unpack(data: bytes) -> dict[str, NDArray[Any]]:
         random = unpacker.unused_data
         at, stored_at = 4 + int.from_bytes(regular[:4], "little"), 0
         arrays: dict[str, NDArray[Any]] = {}
-        for name, kind, length, stored in json.loads(regular[4:at]):
+        checksum, header = json.loads(regular[4:at])
+        if zlib.crc32(random) != checksum:
+            raise ValueError("the checksum differs")
+        for name, kind, length, stored in header:
             if kind not in _TYPES:
                 raise StoreError(f"array {name!r} has type {kind!r}: update xorl_lab")
             planes = np.empty((length, 4), np.uint8)

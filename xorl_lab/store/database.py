@@ -46,7 +46,13 @@ class Database:
             StoreError: the file cannot be read.
         """
         with self._transaction("BEGIN") as connection:
-            yield connection
+            try:
+                yield connection
+            except (ValueError, TypeError, LookupError) as error:  # rows that no writer made
+                raise StoreError(
+                    f"{self.path} holds what cannot be understood ({type(error).__name__}: "
+                    f"{error}); it was left as it is: put a backup in its place"
+                ) from error
 
     @contextmanager
     def write(self) -> Generator[sqlite3.Connection, None, None]:
@@ -75,7 +81,7 @@ class Database:
         """
         with self._own_lock(), self._explained():
             connection = self._open()
-            connection.execute("PRAGMA incremental_vacuum").fetchall()
+            connection.executescript("PRAGMA incremental_vacuum")  # execute would free one page
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def close(self) -> None:

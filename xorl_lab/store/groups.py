@@ -3,6 +3,7 @@
 import json
 import math
 import sqlite3
+from collections.abc import Sequence
 
 from xorl_lab.errors import StoreError
 from xorl_lab.store.records import StoredRollout
@@ -25,7 +26,27 @@ def stored(connection: sqlite3.Connection, run: str, rollout: int) -> StoredRoll
     if row is None:
         raise StoreError(f"the run has no rollout {rollout}: take an id from rollouts()")
     group, sample = row
-    return _rollouts(connection, group)[sample]
+    return rollouts_of(connection, group)[sample]
+
+
+def stored_many(connection: sqlite3.Connection, ids: Sequence[int]) -> list[StoredRollout]:
+    """Rollouts in the order of their ids, each group unpacked once."""
+    rows = connection.execute(
+        "SELECT DISTINCT r.group_id FROM json_each(?) j JOIN rollouts r ON r.id = j.value",
+        (json.dumps(ids),),
+    ).fetchall()
+    found = {r.id: r for (group,) in rows for r in rollouts_of(connection, group)}
+    return [found[i] for i in ids]
+
+
+def live(connection: sqlite3.Connection, run: str) -> list[int]:
+    """Ids of all groups of a run, without those of superseded steps, in order."""
+    rows = connection.execute(
+        "SELECT g.id FROM attempts a JOIN groups g ON g.attempt = a.id AND g.step <= a.upto "
+        "WHERE a.run = ? ORDER BY a.number, g.step, g.position",
+        (run,),
+    )
+    return [group for (group,) in rows]
 
 
 def groups_of(connection: sqlite3.Connection, run: str, step: int) -> list[Group]:
@@ -40,14 +61,14 @@ def groups_of(connection: sqlite3.Connection, run: str, step: int) -> list[Group
         Group(
             prompt,
             unpack_group(arrays)[0].tolist(),
-            [r.rollout() for r in _rollouts(connection, group)],
+            [r.rollout() for r in rollouts_of(connection, group)],
             json.loads(row),
         )
         for group, prompt, row, arrays in found
     ]
 
 
-def _rollouts(connection: sqlite3.Connection, group: int) -> list[StoredRollout]:
+def rollouts_of(connection: sqlite3.Connection, group: int) -> list[StoredRollout]:
     """The rollouts of a group, in order of sample index."""
     prompt, row, data = connection.execute(
         "SELECT prompt, row, arrays FROM groups WHERE id = ?", (group,)

@@ -25,6 +25,8 @@ RENEW = 3.0
 STALE = 30.0
 """Seconds without a renewal after which a writer counts as gone, whatever its process does."""
 
+_PROC = Path("/proc")
+
 
 @dataclass(frozen=True, slots=True)
 class Holder:
@@ -181,16 +183,16 @@ def place() -> str:
     """What this machine's process ids are good for: name, boot and, in a container, its ids."""
     boot = namespace = ""
     with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        namespace = os.readlink("/proc/self/ns/pid")
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        namespace = os.readlink(_PROC / "self/ns/pid")
     return f"{host()} {boot} {namespace}"
 
 
 def process_start(pid: int) -> str:
     """When a process began; empty if there is none, or if it has ended and awaits its parent."""
-    if Path("/proc/self/stat").exists():
+    if (_PROC / "self/stat").exists():
         try:
-            stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+            stat = (_PROC / f"{pid}/stat").read_text(encoding="ascii", errors="replace")
         except OSError:
             return ""
         fields = stat.rpartition(")")[2].split()  # what is in parentheses may hold anything

@@ -2,13 +2,13 @@
 
 import json
 import sqlite3
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xorl_lab.errors import StoreError
-from xorl_lab.store import groups, rollouts
+from xorl_lab.store import groups, page, parquet, rollouts
 from xorl_lab.store.database import Database
 from xorl_lab.store.progress import lost, scalars_of, status_of
 from xorl_lab.store.records import Event, RunInfo, RunStatus, Scalars, StoredRollout
@@ -86,11 +86,11 @@ class Reader:
                 "WHERE e.run = ? AND e.id > ? ORDER BY e.id",
                 (self.info.id, after),
             ).fetchall()
-        return [
-            Event(number, time, step, kind, text, json.loads(data), bool(superseded))
-            for number, time, step, kind, text, data, superseded in found
-            if kinds is None or kind in kinds
-        ]
+            return [
+                Event(number, time, step, kind, text, json.loads(data), bool(superseded))
+                for number, time, step, kind, text, data, superseded in found
+                if kinds is None or kind in kinds
+            ]
 
     def checkpoints(self) -> list[Event]:
         """The checkpoints that the run reported; the folders themselves are the truth."""
@@ -153,8 +153,10 @@ class Reader:
         with self._reading() as connection:
             ids = rollouts.matching(connection, question)
             found = rollouts.table(connection, self.info.id, ids)
-        index = pd.Index(found.pop("id"), name="id", dtype="int64")
-        return pd.DataFrame(found, index=index).astype(_types(found))
+            index = pd.Index(found.pop("id"), name="id", dtype="int64")
+            types = _types(found)
+            columns = {n: pd.Series(v, index, types[n]) for n, v in found.items()}
+            return pd.DataFrame(columns, index)
 
     def rollout(self, id: int) -> StoredRollout:  # noqa: A002 (what the table calls it)
         """One rollout with its tokens and streams.
@@ -172,6 +174,45 @@ class Reader:
         """The groups of a step as they were recorded, values per token in float32."""
         with self._reading() as connection:
             return groups.groups_of(connection, self.info.id, step)
+
+    def to_html(self, path: str | Path, *, rollouts: int = 200) -> Path:
+        """Write the run as one HTML file that asks nothing of the network.
+
+        Args:
+            path: of the file; missing folders are made.
+            rollouts: the most rollouts that are shown, the newest first.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
+        return page.write(self, Path(path), rollouts)
+
+    def to_parquet(self, folder: str | Path) -> list[Path]:
+        """Write ``metrics.parquet``, ``rollouts.parquet`` and ``events.parquet``.
+
+        Args:
+            folder: for the three files; made if it is missing.
+
+        Raises:
+            StoreError: pyarrow is not installed, or a file cannot be written.
+        """
+        return parquet.write(self, Path(folder))
+
+    def newest(self, limit: int) -> list[StoredRollout]:
+        """The last rollouts with their tokens and streams, the newest first."""
+        question = Question(self.info.id, order_by="id", descending=True, limit=limit)
+        with self._reading() as connection:
+            ids = rollouts.matching(connection, question)
+            return groups.stored_many(connection, ids)
+
+    def walk(self) -> Iterator[StoredRollout]:
+        """All rollouts with their tokens and streams, in order, one group in memory at a time."""
+        with self._reading() as connection:
+            found = groups.live(connection, self.info.id)
+        for group in found:
+            with self._reading() as connection:
+                some = groups.rollouts_of(connection, group)
+            yield from some
 
     @contextmanager
     def _reading(self) -> Generator[sqlite3.Connection, None, None]:

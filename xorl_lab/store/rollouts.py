@@ -94,8 +94,9 @@ class _Sql:
             raise StoreError(f"operator is {operator!r}: choose from {', '.join(OPERATORS)}")
         column = self._column(name)
         if operator == "in":
-            self.conditions.append(f"{column} IN (SELECT value FROM json_each(?))")
-            self.values.append(json.dumps([_plain(v) for v in value]))
+            chosen = [_plain(v) for v in value]
+            self.conditions.append(f"{column} IN ({', '.join('?' * len(chosen))})")
+            self.values += chosen
         elif operator == "contains":
             self.conditions.append(f"{column} LIKE ? ESCAPE '\\'")
             self.values.append(_pattern(str(value)))
@@ -166,6 +167,8 @@ def table(connection: sqlite3.Connection, run: str, ids: Sequence[int]) -> dict[
         "ORDER BY j.key",
         (chosen,),
     ).fetchall()
+    if len(rows) != len(ids):
+        raise LookupError(f"{len(ids) - len(rows)} rollouts lack a row of their own")
     found = {name: [row[i] for row in rows] for i, name in enumerate(columns)}
     for name, number in names_of(connection, run).items():
         values = connection.execute(
@@ -185,7 +188,10 @@ def _built(connection: sqlite3.Connection, question: Question) -> _Sql:
 
 
 def _plain(value: Any) -> object:  # noqa: ANN401 (numpy numbers too)
-    return value.item() if hasattr(value, "item") else value
+    plain = value.item() if hasattr(value, "item") else value
+    if not isinstance(plain, str | int | float):
+        raise StoreError(f"a condition compares with {value!r}: pass a number or text")
+    return plain
 
 
 def _pattern(text: str) -> str:

@@ -1,6 +1,7 @@
 """A step to rows of the tables.  What does not fit is refused before anything is written."""
 
 import json
+import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from xorl_lab.errors import StoreError
 from xorl_lab.store.tokens import LOGPROBS, pack_group
 from xorl_lab.types import Group, Rollout, StepRecord
 
+_LONE = re.compile("[\ud800-\udfff]")
 PART = "reward:part:"
 """Begins the name of a part of the reward."""
 MEAN = "mean:"
@@ -75,7 +77,7 @@ def _group_row(group: Group, position: int, step: int) -> GroupRow:
         _rollout_row(rollout, means, (i, len(group.prompt_tokens)), f"rollout {i} of {where}")
         for i, (rollout, means) in enumerate(zip(group.rollouts, packed.means, strict=True))
     ]
-    return GroupRow(position, group.prompt, to_json(group.row), packed.data, rows)
+    return GroupRow(position, clean(group.prompt), to_json(group.row), packed.data, rows)
 
 
 def _rollout_row(
@@ -85,13 +87,14 @@ def _rollout_row(
     reward = None if rollout.reward is None else number(rollout.reward, f"reward of {where}")
     advantage = number(rollout.advantage, f"advantage of {where}")
     values = (sample, reward is not None, reward, advantage, len(rollout.tokens), prompt_length,
-              means.get(LOGPROBS), rollout.version, rollout.stop_reason)  # fmt: skip
+              means.get(LOGPROBS), int(rollout.version), rollout.stop_reason)  # fmt: skip
+    error = None if rollout.error is None else clean(rollout.error)
     measures: dict[str, float | None] = {
-        PART + name: number(value, f"reward part {name!r} of {where}")
+        PART + clean(name): number(value, f"reward part {name!r} of {where}")
         for name, value in rollout.reward_parts.items()
     }
-    measures |= {MEAN + name: mean for name, mean in means.items() if name != LOGPROBS}
-    return RolloutRow(values, rollout.text, rollout.error, measures)
+    measures |= {MEAN + clean(name): mean for name, mean in means.items() if name != LOGPROBS}
+    return RolloutRow(values, clean(rollout.text), error, measures)
 
 
 def insert_step(connection: sqlite3.Connection, attempt: int, step: int, time: float,
@@ -158,19 +161,26 @@ def _next_id(connection: sqlite3.Connection, table: str) -> int:
 
 def to_json(value: object) -> str:
     """JSON in which NaN and infinity are allowed, and what JSON lacks becomes a number or text."""
-    if isinstance(value, Mapping):
-        value = {str(k): v for k, v in value.items()}
-    return json.dumps(value, default=_plain, separators=(",", ":"))
+    return json.dumps(_plain(value), separators=(",", ":"))
 
 
 def _plain(value: Any) -> object:  # noqa: ANN401 (whatever a person put into settings or a row)
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
     if isinstance(value, Mapping):
-        return {str(k): v for k, v in value.items()}
-    if hasattr(value, "tolist"):  # numpy, torch, pandas
-        return value.tolist()
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, bytes | bytearray):
+        return str(value)
     if isinstance(value, set | frozenset | Sequence):
-        return list(value)
+        return [_plain(v) for v in value]
+    if callable(getattr(value, "tolist", None)):  # numpy, torch, pandas
+        return _plain(value.tolist())
     return str(value)
+
+
+def clean(text: str) -> str:
+    """Text that can be stored as UTF-8: halves of surrogate pairs become U+FFFD."""
+    return text if text.isascii() else _LONE.sub("\ufffd", text)
 
 
 def number(value: Any, what: str) -> float:  # noqa: ANN401 (numpy and torch numbers too)

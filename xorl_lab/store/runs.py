@@ -8,7 +8,7 @@ from pathlib import Path
 
 from xorl_lab.errors import StoreError
 from xorl_lab.store.records import Parent, RunInfo
-from xorl_lab.store.rows import to_json
+from xorl_lab.store.rows import clean, to_json
 
 _SELECT = "SELECT id, name, kind, model, created, settings, total, parent FROM runs"
 
@@ -19,7 +19,12 @@ def begin(connection: sqlite3.Connection, info: RunInfo, state: str) -> tuple[Ru
     Returns:
         The run under a name that was free, and the number of the attempt's row.
     """
-    info = replace(info, name=_free_name(connection, info.name))
+    info = replace(
+        info,
+        name=_free_name(connection, clean(info.name)),
+        kind=clean(info.kind),
+        model=clean(info.model),
+    )
     parent = None if info.parent is None else to_json(asdict(info.parent))
     connection.execute(
         "INSERT INTO runs (id, name, kind, model, created, settings, total, parent, state, updated)"

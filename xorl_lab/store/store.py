@@ -6,11 +6,12 @@ import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xorl_lab.errors import StoreError
-from xorl_lab.store import runs
+from xorl_lab.store import frames, runs
 from xorl_lab.store.database import Database
 from xorl_lab.store.lease import Lease
 from xorl_lab.store.progress import scalars_of, status_of
@@ -77,8 +78,7 @@ class Store:
             StoreError: the store cannot be written.
         """
         database = Database(self.path, writable=True)
-        info = RunInfo(secrets.token_hex(6), name, kind, model, time.time(),
-                       json.loads(to_json(settings or {})), total, parent)  # fmt: skip
+        info = replace(self._new(name, kind, model, settings, total), parent=parent)
         lease = Lease(self.path, info.id)
         try:
             with database.write() as connection:
@@ -115,6 +115,37 @@ class Store:
             database.close()
             raise
         return Writer(database, info, attempt, lease)
+
+    def import_frame(
+        self,
+        frame: "pd.DataFrame",
+        *,
+        name: str,
+        model: str = "",
+        settings: Mapping[str, Any] | None = None,
+    ) -> Reader:
+        """Make a finished run, of kind ``imported``, of a table of metrics from anywhere.
+
+        Args:
+            frame: one row per step, one numeric column per metric; NaN where a step lacks the
+                value.  Steps are the column or index named ``step``, else they count from 1.
+            name: as of :meth:`create`.
+            model: name of the base model, if known.
+            settings: settings by name.
+
+        Raises:
+            StoreError: a column is not numeric, steps do not grow, or the store cannot be written.
+        """
+        steps, columns = frames.checked(frame)
+        info = self._new(name, "imported", model, settings, int(steps[-1]) if len(steps) else 0)
+        database = Database(self.path, writable=True)
+        try:
+            with database.write() as connection:
+                info, attempt = runs.begin(connection, info, "finished")
+                frames.insert(connection, attempt, steps, columns)
+        finally:
+            database.close()
+        return Reader(self.path, info)
 
     def run(self, run: str) -> Reader:
         """A reader of one run.
@@ -185,3 +216,8 @@ class Store:
     def close(self) -> None:
         """Let the file go; the next call opens it again."""
         self._database.close()
+
+    def _new(self, name: str, kind: str, model: str, settings: Mapping[str, Any] | None,
+             total: int | None) -> RunInfo:  # fmt: skip
+        plain = json.loads(to_json(settings or {}))
+        return RunInfo(secrets.token_hex(6), name, kind, model, time.time(), plain, total, None)

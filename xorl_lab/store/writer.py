@@ -52,15 +52,16 @@ class Writer:
             StoreError: the disk refused, another writer took over, or the record does not fit; in
                 each case nothing of it was recorded.
         """
-        metrics = rows.metric_bytes(record.metrics, record.step)
+        step = int(record.step)
+        metrics = rows.metric_bytes(record.metrics, step)
         groups = rows.group_rows(record)
         with self._writing() as (connection, now):
-            self._check_order(connection, record.step)
-            rows.insert_step(connection, self._attempt, record.step, now, metrics)
+            self._check_order(connection, step)
+            rows.insert_step(connection, self._attempt, step, now, metrics)
             if groups:
-                rows.insert_groups(connection, self.info.id, self._attempt, record.step, groups)
+                rows.insert_groups(connection, self.info.id, self._attempt, step, groups)
             for text in record.warnings:
-                self._insert_event(connection, (now, record.step, "warning", text, "{}"))
+                self._insert_event(connection, (now, step, "warning", rows.clean(text), "{}"))
 
     def event(
         self,
@@ -84,8 +85,9 @@ class Writer:
         if kind not in EVENTS:
             raise StoreError(f"kind is {kind!r}: choose from {', '.join(EVENTS)}")
         facts = rows.to_json(data or {})
+        step = None if step is None else int(step)
         with self._writing() as (connection, now):
-            self._insert_event(connection, (now, step, kind, text, facts))
+            self._insert_event(connection, (now, step, kind, rows.clean(text), facts))
 
     def status(self, state: str, message: str = "", total: int | None = None) -> None:
         """Report how the run stands.
@@ -103,7 +105,7 @@ class Writer:
         with self._writing() as (connection, _):
             connection.execute(
                 "UPDATE runs SET state = ?, message = ?, total = coalesce(?, total) WHERE id = ?",
-                (state, message, total, self.info.id),
+                (state, rows.clean(message), total, self.info.id),
             )
 
     def close(self) -> None:
@@ -137,7 +139,7 @@ class Writer:
                 marks = ", ".join("?" * len(ACTIVE))
                 connection.execute(
                     f"UPDATE runs SET state = ?, message = ? WHERE id = ? AND state IN ({marks})",
-                    (state, message, self.info.id, *ACTIVE),
+                    (state, rows.clean(message), self.info.id, *ACTIVE),
                 )
         finally:
             self._closed = True

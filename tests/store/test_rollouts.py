@@ -1,0 +1,197 @@
+"""Filter and sort: against the same done by hand."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from tests.closeness import assert_close
+from tests.store.support import record
+from xorl_lab.errors import StoreError
+from xorl_lab.types import Group, Rollout, StepRecord
+
+SCALARS = [
+    "id", "step", "group", "sample", "reward", "advantage", "length", "prompt_length",
+    "mean:logprobs", "version", "stop_reason", "failed", "reward:part:format",
+    "reward:part:answer", "mean:trainer_logprobs", "mean:entropy",
+]  # fmt: skip
+
+
+@pytest.fixture
+def reader(store, writer):
+    """A run of 5 steps, one rollout of which failed, and another run beside it."""
+    with store.create(name="other", kind="grpo", model="tiny") as other:
+        for step in range(1, 6):
+            r = record(step, groups=2, size=4, length=step + 2)
+            first, *rest = r.groups[0].rollouts
+            if step == 3:
+                first = dataclasses.replace(first, reward=None, error="it failed", reward_parts={})
+            groups = [dataclasses.replace(r.groups[0], rollouts=[first, *rest]), r.groups[1]]
+            writer.step(dataclasses.replace(r, groups=groups))
+            other.step(record(step + 10))
+    return store.run("run")
+
+
+def by_hand(reader):
+    """Every rollout's scalars, from the records themselves."""
+    found = []
+    for step in range(1, 6):
+        for g, group in enumerate(reader.groups(step)):
+            for i, r in enumerate(group.rollouts):
+                found.append(
+                    {
+                        "step": step,
+                        "group": g,
+                        "sample": i,
+                        "reward": math.nan if r.reward is None else r.reward,
+                        "advantage": r.advantage,
+                        "length": len(r.tokens),
+                        "prompt_length": len(group.prompt_tokens),
+                        "mean:logprobs": float(np.mean(r.logprobs)),
+                        "version": r.version,
+                        "stop_reason": r.stop_reason,
+                        "failed": r.reward is None,
+                        "reward:part:format": r.reward_parts.get("format", math.nan),
+                        "reward:part:answer": r.reward_parts.get("answer", math.nan),
+                        "mean:trainer_logprobs": float(np.mean(r.streams["trainer_logprobs"])),
+                        "mean:entropy": float(np.mean(r.streams["entropy"])),
+                        "text": r.text,
+                        "error": r.error,
+                        "prompt": group.prompt,
+                    }
+                )
+    return found
+
+
+def test_the_columns_are_these(reader):
+    assert reader.rollout_columns() == SCALARS
+    frame = reader.rollouts()
+    assert {*SCALARS[1:], "text", "error", "prompt"} == set(frame.columns)
+    assert frame.index.name == "id"
+
+
+def test_every_value_is_that_of_the_record(reader):
+    frame, expected = reader.rollouts(), by_hand(reader)
+    assert len(frame) == len(expected) == reader.count() == 40
+    for name in frame.columns:
+        wanted = [row[name] for row in expected]
+        if name in ("stop_reason", "text", "error", "prompt"):
+            assert list(frame[name]) == wanted
+        else:
+            numbers = frame[name].to_numpy()
+            there = ~np.isnan(np.array(wanted, float))
+            assert (np.isnan(numbers.astype(float)) == ~there).all()
+            assert_close(numbers[there].astype(float), np.array(wanted, float)[there], rtol=1e-6)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("name", SCALARS)
+def test_any_scalar_sorts_and_what_lacks_it_comes_last(reader, name, descending):
+    whole = reader.rollouts().reset_index()
+    found = reader.rollouts(order_by=name, descending=descending).reset_index()
+    expected = whole.sort_values(
+        [name, "id"], ascending=[not descending, True], na_position="last", kind="stable"
+    )
+    assert list(found["id"]) == list(expected["id"])
+    page = reader.rollouts(order_by=name, descending=descending, limit=7, offset=5)
+    assert list(page.index) == list(expected["id"])[5:12]
+
+
+@pytest.mark.parametrize(
+    ("condition", "holds"),
+    [
+        (("reward", ">", 0.5), lambda r: r["reward"] > 0.5),
+        (("reward", "=", None), lambda r: math.isnan(r["reward"])),
+        (("reward", "!=", None), lambda r: not math.isnan(r["reward"])),
+        (("failed", "=", True), lambda r: r["failed"]),
+        (("reward:part:answer", "<=", np.float64(0.3)), lambda r: r["reward:part:answer"] <= 0.3),
+        (("mean:entropy", ">=", 0), lambda r: r["mean:entropy"] >= 0),
+        (("stop_reason", "=", "length"), lambda r: r["stop_reason"] == "length"),
+        (("stop_reason", "!=", "length"), lambda r: r["stop_reason"] != "length"),
+        (("step", "in", [2, np.int64(4)]), lambda r: r["step"] in (2, 4)),
+        (("step", "in", []), lambda _: False),
+        (("length", "<", 5), lambda r: r["length"] < 5),
+        (("error", "contains", "FAIL"), lambda r: r["error"] is not None),
+        (("prompt", "contains", "prompt 1 of"), lambda r: r["group"] == 1),
+        (("text", "=", ""), lambda r: r["text"] == ""),
+    ],
+)
+def test_conditions_hold(reader, condition, holds):
+    expected = [i for i, r in enumerate(by_hand(reader)) if holds(r)]
+    everything = list(reader.rollouts().index)
+    assert list(reader.rollouts(where=[condition]).index) == [everything[i] for i in expected]
+    assert reader.count([condition]) == len(expected)
+
+
+def test_all_conditions_must_hold_and_several_parts_may_be_asked_for(reader):
+    where = [
+        ("reward:part:answer", ">", 0.2),
+        ("reward:part:format", "<", 0.8),
+        ("mean:entropy", "!=", None),
+        ("text", "contains", "completion"),
+        ("prompt", "contains", "step"),
+    ]
+    whole = reader.rollouts()
+    kept = whole[
+        (whole["reward:part:answer"] > 0.2)
+        & (whole["reward:part:format"] < 0.8)
+        & whole["text"].str.contains("completion")
+    ].sort_values("reward:part:answer", ascending=False)
+    found = reader.rollouts(where=where, order_by="reward:part:answer", descending=True)
+    assert list(found.index) == list(kept.index)
+    assert reader.count(where) == len(kept)
+
+
+@pytest.mark.parametrize("sign", ["%", "_", "\\", "'", '"', ";"])
+def test_signs_of_sql_are_plain_text(store, sign):
+    def one(text):
+        return Rollout([1], [0.0], text, "stop", 0, 0.0, {sign: 1.0})
+
+    with store.create(name=sign, kind="grpo", model="tiny") as writer:
+        texts = [f"a{sign}b", "axb", "ab"]
+        writer.step(StepRecord(1, {}, [Group("p", [1], [one(t) for t in texts])]))
+    reader = store.run(sign)
+    assert list(reader.rollouts(where=[("text", "contains", f"a{sign}b")])["text"]) == texts[:1]
+    assert len(reader.rollouts(where=[(f"reward:part:{sign}", "=", 1)])) == 3
+
+
+@pytest.mark.parametrize(
+    ("where", "order", "message"),
+    [
+        ([("rewards", ">", 1)], "id", "there is no scalar 'rewards': choose from id, step"),
+        ([], "text", "there is no scalar 'text'"),
+        ([], "1; DROP TABLE runs", "there is no scalar"),
+        ([("reward", "like", 1)], "id", "operator is 'like': choose from =, !="),
+        (["reward"], "id", "a condition is 'reward'"),
+        ([("reward", "=", [1])], "id", "a condition compares with [1]: pass a number or text"),
+    ],
+)
+def test_what_cannot_be_asked(reader, where, order, message):
+    with pytest.raises(StoreError) as error:
+        reader.rollouts(where=where, order_by=order)
+    assert message in str(error.value)
+
+
+def test_a_table_without_rows_has_the_same_types(reader, store):
+    whole, none = reader.rollouts(), reader.rollouts(where=[("step", "=", 99)])
+    assert len(none) == 0
+    assert dict(whole.dtypes) == dict(none.dtypes)
+    with store.create(name="empty", kind="sft", model="tiny"):
+        assert len(store.run("empty").rollouts()) == 0
+
+
+def test_a_rollout_of_another_run_is_not_there(reader, store):
+    strange = int(store.run("other").rollouts().index[0])
+    with pytest.raises(StoreError, match=f"the run has no rollout {strange}"):
+        reader.rollout(strange)
+
+
+def test_rewards_may_be_infinite_and_nan_is_not_failed(store, writer):
+    rewards = [1.0, math.inf, None, -math.inf, math.nan]
+    drawn = [Rollout([1], [], "", "stop", 0, r) for r in rewards]
+    writer.step(StepRecord(1, {}, [Group("p", [1], drawn)]))
+    frame = store.run("run").rollouts(order_by="reward")
+    assert list(frame["sample"]) == [3, 0, 1, 2, 4]
+    assert list(frame["failed"]) == [False, False, False, True, False]
+    assert frame["mean:logprobs"].isna().all()
