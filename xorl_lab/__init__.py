@@ -30,6 +30,7 @@ from xorl_lab.types import (
 if TYPE_CHECKING:
     from xorl_lab import losses
     from xorl_lab.client import SamplingClient, ServiceClient, TrainingClient
+    from xorl_lab.lab import Lab, Run, Track
 
 __version__ = "0.1.0"
 
@@ -39,8 +40,10 @@ __all__ = [
     "BatchSampleResult",
     "Datum",
     "ForwardBackwardOutput",
+    "Lab",
     "ModelInput",
     "OptimStepResponse",
+    "Run",
     "SampleResponse",
     "SampledSequence",
     "SamplingClient",
@@ -48,6 +51,7 @@ __all__ = [
     "SaveWeightsResponse",
     "ServiceClient",
     "TensorData",
+    "Track",
     "TrainingClient",
     "__version__",
     "errors",
@@ -63,7 +67,10 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 _LAZY_MODULES = frozenset({"losses"})
-_LAZY_NAMES = frozenset({"SamplingClient", "ServiceClient", "TrainingClient"})
+_LAZY_NAMES = {
+    **dict.fromkeys(("SamplingClient", "ServiceClient", "TrainingClient"), "xorl_lab.client"),
+    **dict.fromkeys(("Lab", "Run", "Track"), "xorl_lab.lab"),
+}
 
 
 def __getattr__(name: str) -> object:
@@ -71,7 +78,7 @@ def __getattr__(name: str) -> object:
     if name in _LAZY_MODULES:
         return importlib.import_module(f"xorl_lab.{name}")
     if name in _LAZY_NAMES:
-        return getattr(importlib.import_module("xorl_lab.client"), name)
+        return getattr(importlib.import_module(_LAZY_NAMES[name]), name)
     raise AttributeError(f"module 'xorl_lab' has no attribute {name!r}")
 
 

@@ -8,12 +8,35 @@ import asyncio
 import threading
 from collections.abc import Callable, Generator
 from concurrent import futures as _futures
-from typing import Generic, TypeVar
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
 
 from xorl_lab.errors import CancelledError, EngineError
 
 T = TypeVar("T")
 _thread = threading.local()
+
+
+_awaited: "dict[int, APIFuture[Any]]" = {}
+
+
+def awaited_by(thread: int) -> "APIFuture[Any] | None":
+    """The future that a thread waits for at the moment, so that another may cancel it.
+
+    Args:
+        thread: ``threading.Thread.ident``.
+    """
+    return _awaited.get(thread)
+
+
+@contextmanager
+def _waiting(future: "APIFuture[Any]") -> Generator[None]:
+    thread = threading.get_ident()
+    _awaited[thread] = future
+    try:
+        yield
+    finally:
+        _awaited.pop(thread, None)
 
 
 def forbid_waiting() -> None:
@@ -86,7 +109,8 @@ class APIFuture(Generic[T]):
         """
         self._check_thread()
         # Waits; what it raises itself (TimeoutError, Ctrl-C) says nothing about how the call ended.
-        self._inner.exception(timeout)
+        with _waiting(self):
+            self._inner.exception(timeout)
         self.observed = True
         return self._inner.result()
 

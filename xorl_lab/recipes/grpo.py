@@ -20,7 +20,7 @@ from xorl_lab.recipes.evaluate import Evaluation, evaluate
 from xorl_lab.recipes.order import derive_seed, endless
 from xorl_lab.recipes.prompts import Prompt, check_lengths, columns, encode_prompts
 from xorl_lab.recipes.rewards import RewardFunction, Scorer, require_some_reward
-from xorl_lab.recipes.settings import build, check_choice, check_integer
+from xorl_lab.recipes.settings import Course, build, check_choice, check_integer
 from xorl_lab.types import AdamParams, ForwardBackwardOutput, SamplingParams, StepRecord
 
 if TYPE_CHECKING:
@@ -136,6 +136,8 @@ def grpo(
     reward: RewardFunction,
     *,
     held_out: object = None,
+    done: int = 0,
+    live: Callable[[GrpoSettings], GrpoSettings] | None = None,
     **settings: Any,  # noqa: ANN401 (GrpoSettings checks every one of them)
 ) -> Iterator[StepRecord]:
     """Train a model by reinforcement learning, one step each time the result is advanced.
@@ -147,6 +149,8 @@ def grpo(
         reward: called by name with what it asks for of ``prompt``, ``completion``, ``tokens``,
             ``stop_reason`` and the columns; returns a number, or a dict of numbers to be summed.
         held_out: prompts never trained on, for evaluation.
+        done: steps that lie behind the client's weights; the next one is the one that would come.
+        live: asked for the settings before each step, to change some on the way.
         settings: the fields of :class:`GrpoSettings`.
 
     Returns:
@@ -169,20 +173,24 @@ def grpo(
         Scorer(reward, columns(unseen))
         limits = {"max_tokens": chosen.max_tokens, "stop": chosen.stop}
         examine = functools.partial(evaluate, client, held_out, reward, **limits)
-    return _steps(client, encoded, scorer, chosen, examine)
+    return _steps(client, encoded, scorer, Course(chosen, live, done), examine)
 
 
 def _steps(
     client: "TrainingClient",
     prompts: Sequence[Prompt],
     scorer: Scorer,
-    settings: GrpoSettings,
+    course: Course[GrpoSettings],
     examine: Examine | None,
 ) -> Iterator[StepRecord]:
     """The loop."""
-    order = endless(len(prompts), settings.seed)
+    given = course.given
+    order = endless(len(prompts), given.seed)
+    for _ in range(course.done * given.prompts_per_step):
+        next(order)
     sampler = client.save_weights_and_get_sampling_client()
-    for step in range(1, settings.steps + 1):
+    for step in range(course.done + 1, given.steps + 1):
+        settings = course.settings()
         clock = Clock()
         batch = [prompts[next(order)] for _ in range(settings.prompts_per_step)]
         params = [settings.sampling(derive_seed(settings.seed, step, i)) for i in range(len(batch))]
@@ -241,6 +249,7 @@ def _train(
         base = client.forward_base(data, loss_fn_params=temperature).result()
         reference = rollouts.completion_logprobs(base, samples)
         metrics |= rollouts.gap("kl_base", drawn, reference)
+        rollouts.note("ref_logprobs", samples, reference)
         if penalty:
             extras = [{"ref_logprobs": r} for r in reference]
     if tis := settings.needs("rollout_logprobs"):
@@ -262,6 +271,7 @@ def _train(
         trainer = rollouts.completion_logprobs(output, samples)
         if update == 0:
             metrics |= rollouts.gap("kl_sampler", drawn, trainer)
+            rollouts.note("trainer_logprobs", samples, trainer)
         if tis:
             extras = _last_step(extras, trainer)
     return metrics | rollouts.over_updates(seen)

@@ -117,6 +117,18 @@ def trainable(groups: Sequence[Group]) -> list[Sample]:
     ]
 
 
+def note(name: str, samples: Sequence[Sample], values: Sequence[Sequence[float]]) -> None:
+    """Put values per token down in each rollout's ``streams``.
+
+    Args:
+        name: what they are.
+        samples: N completions.
+        values: N lists, as long as the completions.
+    """
+    for sample, stream in zip(samples, values, strict=True):
+        sample.rollout.streams[name] = list(stream)
+
+
 def datum(sample: Sample, per_token: Mapping[str, Sequence[float]]) -> Datum:
     """One rollout as it is sent to a loss: the sampled ids themselves, the prompt not trained.
 

@@ -1,13 +1,32 @@
 """Make the settings of a recipe from keyword arguments, with an error for every wrong name."""
 
 import difflib
-from collections.abc import Collection, Mapping
-from dataclasses import MISSING, fields
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Generic, TypeVar
 
 from xorl_lab.errors import ConfigError
 
 S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class Course(Generic[S]):
+    """Which steps of a recipe to take, and how."""
+
+    given: S
+    """The settings, as they were given."""
+    live: Callable[[S], S] | None
+    """Makes of them those of the next step, if some are to change on the way."""
+    done: int
+    """Steps taken already."""
+
+    def __post_init__(self) -> None:
+        check_integer("done", self.done, 0)
+
+    def settings(self) -> S:
+        """The settings of the next step."""
+        return self.live(self.given) if self.live else self.given
 
 
 def build(cls: type[S], values: Mapping[str, Any]) -> S:

@@ -4,7 +4,7 @@ The loss of a token is -log p(token | the tokens before it), on the tokens with 
 conversation these are the assistant's turns, each with the token that ends it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,7 +12,7 @@ from xorl_lab.errors import ConfigError, DataError, ShapeError
 from xorl_lab.recipes.clock import Clock
 from xorl_lab.recipes.order import endless
 from xorl_lab.recipes.prompts import Message, chat_text
-from xorl_lab.recipes.settings import build, check_integer
+from xorl_lab.recipes.settings import Course, build, check_integer
 from xorl_lab.types import AdamParams, Datum, ModelInput, StepRecord
 
 if TYPE_CHECKING:
@@ -92,6 +92,8 @@ def sft(
     examples: Sequence[object],
     *,
     held_out: Sequence[object] | None = None,
+    done: int = 0,
+    live: Callable[[SftSettings], SftSettings] | None = None,
     **settings: Any,  # noqa: ANN401 (SftSettings checks every one of them)
 ) -> Iterator[StepRecord]:
     """Fine-tune a model on examples, one step each time the result is advanced.
@@ -101,6 +103,8 @@ def sft(
         examples: conversations (lists of messages, or dicts with ``messages``), or dicts with
             ``tokens`` and ``weights``, one weight per token.
         held_out: examples never trained on, whose loss is reported as ``held_out:loss``.
+        done: steps that lie behind the client's weights; the next one is the one that would come.
+        live: asked for the settings before each step, to change some on the way.
         settings: the fields of :class:`SftSettings`.
 
     Returns:
@@ -115,19 +119,23 @@ def sft(
     tokenizer = client.get_tokenizer()
     rendered = read_examples(examples, tokenizer, client.context_length)
     unseen = [] if held_out is None else read_examples(held_out, tokenizer, client.context_length)
-    return _steps(client, rendered, unseen, chosen)
+    return _steps(client, rendered, unseen, Course(chosen, live, done))
 
 
 def _steps(
     client: "TrainingClient",
     examples: Sequence[Rendered],
     held_out: Sequence[Rendered],
-    settings: SftSettings,
+    course: Course[SftSettings],
 ) -> Iterator[StepRecord]:
     """The loop."""
-    order = endless(len(examples), settings.seed)
-    last = settings.step_count(len(examples))
-    for step in range(1, last + 1):
+    given = course.given
+    order = endless(len(examples), given.seed)
+    for _ in range(course.done * given.batch_size):
+        next(order)
+    last = given.step_count(len(examples))
+    for step in range(course.done + 1, last + 1):
+        settings = course.settings()
         clock = Clock()
         batch = [examples[next(order)] for _ in range(settings.batch_size)]
         forward = client.forward_backward([e.datum() for e in batch], "cross_entropy")

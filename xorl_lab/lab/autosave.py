@@ -1,0 +1,85 @@
+"""Checkpoints of a run, taken by themselves: ``step-10``, ``step-20``, and so on."""
+
+import re
+from typing import TYPE_CHECKING
+
+from xorl_lab.errors import LabError
+from xorl_lab.store import Writer
+
+if TYPE_CHECKING:
+    from xorl_lab.client import TrainingClient
+    from xorl_lab.client.rest import RestClient
+
+_NAME = re.compile(r"^(?:xorl://[^/]+/)?(?:weights/)?(?:step|auto)-(\d+)$")
+
+
+class Autosave:
+    """Saves every so many steps and at the end, and keeps the latest so many of its checkpoints.
+
+    Args:
+        client: the model.
+        rest: deletes what is no longer kept; None keeps all.
+        writer: told of each checkpoint.
+        every: steps between two; 0 = at the end only.
+        keep: how many of them to keep; 0 = all.
+        saved: the step of the checkpoint that the weights came from, 0 for none.
+        prefix: of the names; ``auto`` where ``step-10`` may be a name of the caller's own.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        client: "TrainingClient",
+        rest: "RestClient | None",
+        writer: Writer,
+        *,
+        every: int,
+        keep: int,
+        saved: int = 0,
+        prefix: str = "step",
+    ) -> None:
+        self._client = client
+        self._rest = rest
+        self._writer = writer
+        self._every = every
+        self._keep = keep
+        self._saved = saved
+        self._prefix = prefix
+        self._mine: list[int] = []
+
+    def after(self, step: int) -> None:
+        """A step was recorded."""
+        if self._every and step % self._every == 0:
+            self.save(step)
+
+    def save(self, step: int) -> None:
+        """Save now, as the state behind this step, unless that is saved already."""
+        if step <= self._saved:
+            return
+        name = self._name(step)
+        # What an earlier attempt left under this name is superseded, as its steps are.
+        path = self._client.save_state(name, overwrite=True).result().path
+        self._saved = step
+        self._writer.event("checkpoint", f"saved as {name}", step=step, data={"path": path})
+        self._mine.append(step)
+        while self._rest is not None and 0 < self._keep < len(self._mine):
+            self._drop(self._rest, self._mine.pop(0))
+
+    def _drop(self, rest: "RestClient", step: int) -> None:
+        name = self._name(step)
+        try:
+            rest.delete_checkpoint(f"weights/{name}").result()
+        except LabError as error:
+            self._writer.event("warning", f"{name} was not deleted: {error}", step=step)
+
+    def _name(self, step: int) -> str:
+        return f"{self._prefix}-{step}"
+
+
+def step_of(name: str) -> int | None:
+    """The step of a checkpoint, from its name or path; None if it was not named here.
+
+    >>> step_of("weights/step-40"), step_of("mine")
+    (40, None)
+    """
+    found = _NAME.match(name)
+    return int(found[1]) if found else None
