@@ -108,6 +108,25 @@ def test_a_half_made_store_is_made(tmp_path):
     assert Store(tmp_path).runs() == []
 
 
+HALF_WAY = """
+import os, signal, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA cache_size = 1")
+connection.execute("BEGIN IMMEDIATE")
+connection.execute("CREATE TABLE runs (a)")
+for _ in range(100):
+    connection.execute("INSERT INTO runs VALUES (zeroblob(5000))")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_was_half_made_before_the_first_commit_is_undone(tmp_path):
+    subprocess.run([sys.executable, "-c", HALF_WAY, str(tmp_path / FILE)], check=False)
+    assert (tmp_path / f"{FILE}-journal").exists()
+    assert (tmp_path / FILE).stat().st_size > 0
+    assert Store(tmp_path).runs() == []
+
+
 def test_a_full_disk_is_an_error_and_costs_nothing(store, writer):
     writer.step(record(1))
     connection = writer._database._open()

@@ -20,6 +20,7 @@ _LEVEL = 1  # higher levels gain 1 % and take half as long again
 _TYPES = frozenset({"<i4", "<f4"})
 _SAMPLE = 512
 _FEW = 64
+_OFFSETS = np.array([[0], [256], [512]], np.intp)
 _RANDOM = 1 / 128
 """Two bytes of a random plane are equal less often than this (1/256 if all are as likely)."""
 
@@ -36,7 +37,7 @@ def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     for name, array in arrays.items():
         little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
         planes = np.ascontiguousarray(little.view(np.uint8).reshape(-1, 4).T)
-        stored = [i for i in range(3) if _looks_random(planes[i])]
+        stored = _random_planes(planes)
         for i in range(4):
             (random if i in stored else regular).append(planes[i].tobytes())
         header.append((name, little.dtype.str, len(little), stored))
@@ -83,9 +84,12 @@ def unpack(data: bytes) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def _looks_random(plane: NDArray[np.uint8]) -> bool:
-    """True if two different bytes of it are equal about as rarely as random ones."""
-    sample = plane[:: len(plane) // _SAMPLE + 1]
-    count = len(sample)
-    seen = np.bincount(sample, minlength=256)
-    return count >= _FEW and bool(seen @ seen - count < _RANDOM * count * (count - 1))
+def _random_planes(planes: NDArray[np.uint8]) -> list[int]:
+    """Which of the lower three planes look random: two of their bytes are rarely equal."""
+    sample = planes[:3, :: planes.shape[1] // _SAMPLE + 1]
+    count = sample.shape[1]
+    if count < _FEW:
+        return []
+    seen = np.bincount((sample + _OFFSETS).ravel(), minlength=768).reshape(3, 256)
+    equal = np.einsum("ij,ij->i", seen, seen) - count
+    return [i for i, pairs in enumerate(equal.tolist()) if pairs < _RANDOM * count * (count - 1)]

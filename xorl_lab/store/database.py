@@ -142,31 +142,30 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
         sqlite3.Error: it cannot be opened.
     """
     address = path.absolute().as_uri()
-    connection = _connect(f"{address}?mode={mode}")
     try:
-        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+        return _configured(f"{address}?mode={mode}")
     except sqlite3.OperationalError:
-        connection.close()
         # SQLite keeps readers and writers apart by files beside this one.  Where they cannot be
         # made, nobody can be writing either.
         if mode != "ro" or not path.is_file() or os.access(path.parent, os.W_OK) or _pending(path):
             raise
-        connection = _connect(f"{address}?mode=ro&immutable=1")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+    return _configured(f"{address}?mode=ro&immutable=1")
 
 
-def _connect(address: str) -> sqlite3.Connection:
+def _configured(address: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
         address, uri=True, timeout=WAIT, isolation_level=None, check_same_thread=False
     )
-    # A commit survives the end of this process, not always that of the machine's power; the file
-    # stays whole in either case.
-    connection.execute("PRAGMA synchronous = NORMAL")
-    connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-    connection.execute(f"PRAGMA wal_autocheckpoint = {_PAGES}")
+    try:
+        # A commit survives the end of this process, not always that of the machine's power; the
+        # file stays whole in either case.
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_PAGES}")
+        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

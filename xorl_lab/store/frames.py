@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xorl_lab.errors import StoreError
-from xorl_lab.store.rows import insert_step, metric_bytes
+from xorl_lab.store.rows import layout_id, to_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,10 +43,18 @@ def insert(
 ) -> None:
     """Write the rows of a table as steps; a NaN is a value that the step lacks."""
     now = time.time()
-    table = np.column_stack(list(columns.values())) if columns else np.zeros((len(steps), 0))
-    for step, values in zip(steps.tolist(), table.tolist(), strict=True):
-        there = {n: v for n, v in zip(columns, values, strict=True) if v == v}
-        insert_step(connection, attempt, step, now, metric_bytes(there, step))
+    names = list(columns)
+    table = np.column_stack(list(columns.values())) if names else np.zeros((len(steps), 0))
+    there = ~np.isnan(table)
+    layouts: dict[bytes, int] = {}  # by the columns that a row has
+    rows: list[tuple[int, int, float, int, bytes]] = []
+    for step, values, own in zip(steps.tolist(), table, there, strict=True):
+        if (layout := layouts.get(own.tobytes())) is None:
+            has = [name for name, has in zip(names, own.tolist(), strict=True) if has]
+            layout = layout_id(connection, to_json(has))
+            layouts[own.tobytes()] = layout
+        rows.append((attempt, step, now, layout, values[own].astype("<f8").tobytes()))
+    connection.executemany("INSERT INTO steps VALUES (?, ?, ?, ?, ?)", rows)
 
 
 def _numeric(column: "pd.Series", name: str) -> NDArray[np.float64]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from xorl_lab.errors import StoreError
 from xorl_lab.store.records import StoredRollout
 from xorl_lab.store.rows import PART
+from xorl_lab.store.schema import SPAN
 from xorl_lab.store.tokens import unpack_group
 from xorl_lab.types import Group
 
@@ -110,10 +111,10 @@ def rollouts_of(connection: sqlite3.Connection, group: int) -> list[StoredRollou
 def _parts(connection: sqlite3.Connection, group: int) -> dict[int, dict[str, float]]:
     """Parts of the rewards of a group, by rollout and name."""
     values = connection.execute(
-        "SELECT m.rollout, n.name, m.value FROM groups g JOIN attempts a ON a.id = g.attempt "
+        "SELECT r.id, n.name, m.value FROM groups g JOIN attempts a ON a.id = g.attempt "
         "JOIN names n ON n.run = a.run CROSS JOIN rollouts r ON r.attempt = g.attempt "
         "AND r.step = g.step AND r.group_id = g.id "
-        "JOIN measures m ON m.name = n.id AND m.rollout = r.id "
+        f"JOIN measures m ON m.key = n.id * {SPAN} + r.id "
         "WHERE g.id = ? AND n.name LIKE ? ORDER BY n.id",
         (group, PART + "%"),
     )

@@ -62,13 +62,14 @@ def _layout(connection: sqlite3.Connection, number: int) -> list[str]:
 def _columns(
     rows: Sequence[tuple[int, int, bytes]], layouts: Mapping[int, list[str]]
 ) -> dict[str, NDArray[np.float64]]:
-    names = dict.fromkeys(name for layout in layouts.values() for name in layout)
-    columns = {name: np.full(len(rows), np.nan) for name in names}
+    names = list(dict.fromkeys(name for layout in layouts.values() for name in layout))
+    table = np.full((len(names), len(rows)), np.nan)
+    at = {name: i for i, name in enumerate(names)}
     of_row = np.array([row[1] for row in rows])
     for layout, own in layouts.items():
         where = np.flatnonzero(of_row == layout)
-        data = b"".join(rows[i][2] for i in where.tolist())
+        data = b"".join([rows[i][2] for i in where.tolist()])
         values = np.frombuffer(data, "<f8").reshape(len(where), len(own))
-        for name, column in zip(own, values.T, strict=True):
-            columns[name][where] = column
-    return columns
+        columns = np.array([at[name] for name in own], np.intp)
+        table[columns[:, None], where] = values.T
+    return dict(zip(names, table, strict=True))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xorl_lab.errors import StoreError
+from xorl_lab.store.schema import SPAN
 
 Condition = tuple[str, str, Any]
 """Column, operator, value: ``("reward", ">", 0.5)``, ``("text", "contains", "because")``."""
@@ -63,7 +64,6 @@ class _Sql:
         self._run = run
         self._joins: dict[str, str] = {}
         self._wide = ""
-        self._numbers: list[int] = []
         self.conditions = ["a.run = ?"]
         self.values: list[object] = []
 
@@ -77,9 +77,8 @@ class _Sql:
         if name not in self._joins:
             alias = f"m{len(self._joins)}"
             self._joins[name] = (
-                f" LEFT JOIN measures {alias} ON {alias}.name = ? AND {alias}.rollout = r.id"
+                f" LEFT JOIN measures {alias} ON {alias}.key = r.id + {self._names[name] * SPAN}"
             )
-            self._numbers.append(self._names[name])
         return f"m{list(self._joins).index(name)}.value"
 
     def add(self, condition: Condition) -> None:
@@ -123,7 +122,7 @@ class _Sql:
             source += " JOIN texts t ON t.rollout = r.id"
         source += "".join(self._joins.values())
         sql = f"SELECT {what} {source} WHERE {' AND '.join(self.conditions)}{tail}"
-        return sql, [*self._numbers, self._run, *self.values, *values]
+        return sql, [self._run, *self.values, *values]
 
 
 def names_of(connection: sqlite3.Connection, run: str) -> dict[str, int]:
@@ -172,9 +171,9 @@ def table(connection: sqlite3.Connection, run: str, ids: Sequence[int]) -> dict[
     found = {name: [row[i] for row in rows] for i, name in enumerate(columns)}
     for name, number in names_of(connection, run).items():
         values = connection.execute(
-            "SELECT m.value FROM json_each(?) j LEFT JOIN measures m "
-            "ON m.name = ? AND m.rollout = j.value ORDER BY j.key",
-            (chosen, number),
+            "SELECT m.value FROM json_each(?) j LEFT JOIN measures m ON m.key = j.value + ? "
+            "ORDER BY j.key",
+            (chosen, number * SPAN),
         )
         found[name] = [value for (value,) in values]
     return found

@@ -3,13 +3,14 @@
 import json
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from xorl_lab.errors import StoreError
+from xorl_lab.store.schema import SPAN
 from xorl_lab.store.tokens import LOGPROBS, pack_group
 from xorl_lab.types import Group, Rollout, StepRecord
 
@@ -97,15 +98,11 @@ def _rollout_row(
     return RolloutRow(values, clean(rollout.text), error, measures)
 
 
-def insert_step(connection: sqlite3.Connection, attempt: int, step: int, time: float,
-                metrics: tuple[str, bytes]) -> None:  # fmt: skip
-    """Write the metrics of a step."""
-    names, data = metrics
+def layout_id(connection: sqlite3.Connection, names: str) -> int:
+    """Number of a list of names of metrics."""
     connection.execute("INSERT OR IGNORE INTO layouts (names) VALUES (?)", (names,))
-    connection.execute(
-        "INSERT INTO steps SELECT ?, ?, ?, id, ? FROM layouts WHERE names = ?",
-        (attempt, step, time, data, names),
-    )
+    row = connection.execute("SELECT id FROM layouts WHERE names = ?", (names,)).fetchone()
+    return int(row[0])
 
 
 def insert_groups(
@@ -131,17 +128,13 @@ def insert_groups(
     )
     numbers = _name_ids(connection, run, [r.measures for _, r in rollouts])
     connection.executemany(
-        "INSERT INTO measures VALUES (?, ?, ?)",
-        sorted(_measures(numbers, first, [r for _, r in rollouts]), key=lambda m: m[:2]),
+        "INSERT INTO measures VALUES (?, ?)",
+        sorted(
+            (numbers[name] * SPAN + first + i, value)
+            for i, (_, rollout) in enumerate(rollouts)
+            for name, value in rollout.measures.items()
+        ),
     )
-
-
-def _measures(
-    numbers: Mapping[str, int], first: int, rollouts: Sequence[RolloutRow]
-) -> Iterator[tuple[int, int, float | None]]:
-    for i, rollout in enumerate(rollouts):
-        for name, value in rollout.measures.items():
-            yield numbers[name], first + i, value
 
 
 def _name_ids(

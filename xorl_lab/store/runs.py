@@ -9,6 +9,7 @@ from pathlib import Path
 from xorl_lab.errors import StoreError
 from xorl_lab.store.records import Parent, RunInfo
 from xorl_lab.store.rows import clean, to_json
+from xorl_lab.store.schema import SPAN
 
 _SELECT = "SELECT id, name, kind, model, created, settings, total, parent FROM runs"
 
@@ -78,10 +79,14 @@ def everything(connection: sqlite3.Connection) -> list[RunInfo]:
 
 def erase(connection: sqlite3.Connection, run: str) -> None:
     """Delete a run with everything that belongs to it."""
+    names = connection.execute("SELECT id FROM names WHERE run = ?", (run,)).fetchall()
+    connection.executemany(
+        "DELETE FROM measures WHERE key BETWEEN ? AND ?",
+        ((name * SPAN, (name + 1) * SPAN - 1) for (name,) in names),
+    )
     mine = "(SELECT id FROM attempts WHERE run = ?)"
     rollouts = f"(SELECT id FROM rollouts WHERE attempt IN {mine})"
     for statement in (
-        "DELETE FROM measures WHERE name IN (SELECT id FROM names WHERE run = ?)",
         "DELETE FROM names WHERE run = ?",
         f"DELETE FROM texts WHERE rollout IN {rollouts}",
         f"DELETE FROM rollouts WHERE attempt IN {mine}",

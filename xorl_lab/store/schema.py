@@ -13,6 +13,8 @@ APPLICATION = 0x786F726C
 """``xorl``, in the header of the file."""
 ENDLESS = 2**53
 """The last step of an attempt that nothing has superseded."""
+SPAN = 2**40
+"""Rollouts of a store, at most; see ``measures``."""
 
 TABLES = (
     # Updated in place: state, message, total, updated, revision, and attempts.upto, leases.
@@ -51,12 +53,11 @@ TABLES = (
         stop_reason TEXT NOT NULL)""",
     "CREATE INDEX rollouts_of_step ON rollouts (attempt, step)",
     "CREATE TABLE texts (rollout INTEGER PRIMARY KEY, text TEXT NOT NULL, error TEXT)",
-    # Parts of rewards and means of streams, by name.
+    # Parts of rewards and means of streams.  The key is name * 2^40 + rollout: one number is found
+    # several times as fast as a pair.
     """CREATE TABLE names (
         id INTEGER PRIMARY KEY, run TEXT NOT NULL, name TEXT NOT NULL, UNIQUE (run, name))""",
-    """CREATE TABLE measures (
-        name INTEGER NOT NULL, rollout INTEGER NOT NULL, value REAL,
-        PRIMARY KEY (name, rollout)) WITHOUT ROWID""",
+    "CREATE TABLE measures (key INTEGER PRIMARY KEY, value REAL)",
     """CREATE TABLE events (
         id INTEGER PRIMARY KEY, run TEXT NOT NULL, attempt INTEGER NOT NULL, time REAL NOT NULL,
         step INTEGER, kind TEXT NOT NULL, text TEXT NOT NULL, data TEXT NOT NULL)""",
@@ -99,7 +100,9 @@ def _is_new(path: Path) -> bool:
             f"{path} is empty but {beside.name} is not: the file was cut off; put a backup in its "
             "place, or move both aside to begin a new store"
         )
-    connection = connect(path, "ro")
+    # Beside a file that is half made lies what undoes it, which only a writer may apply.
+    half_made = path.with_name(path.name + "-journal").exists()
+    connection = connect(path, "rw" if half_made else "ro")
     try:
         return _blank(connection)
     finally:

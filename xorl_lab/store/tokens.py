@@ -6,7 +6,7 @@ the time of many short ones.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -141,14 +141,16 @@ def _means(flat: NDArray[np.float32], lengths: Sequence[int]) -> list[float | No
     means: list[float | None] = [None] * len(lengths)
     if not full:
         return means
-    sizes = np.array(lengths, np.int64)
-    starts = (np.cumsum(sizes) - sizes)[full]
-    there = ~np.isnan(flat)
-    whole = there.all()
-    counts = sizes[full] if whole else np.add.reduceat(there, starts, dtype=np.int64)
-    known = flat if whole else np.where(there, flat, np.float32(0))
+    starts = list(accumulate(lengths, initial=0))
+    first = np.array([starts[i] for i in full])
+    counts = [lengths[i] for i in full]
     with np.errstate(invalid="ignore"):  # infinities of both signs have no mean
-        sums = np.add.reduceat(known, starts, dtype=np.float64)
-    for i, total, count in zip(full, sums.tolist(), counts.tolist(), strict=True):
+        sums = np.add.reduceat(flat, first, dtype=np.float64)
+        if np.isnan(sums).any():
+            there = ~np.isnan(flat)
+            counts = np.add.reduceat(there, first, dtype=np.int64).tolist()
+            known = np.where(there, flat, np.float32(0))
+            sums = np.add.reduceat(known, first, dtype=np.float64)
+    for i, total, count in zip(full, sums.tolist(), counts, strict=True):
         means[i] = total / count if count else None
     return means

@@ -53,11 +53,15 @@ class Writer:
                 each case nothing of it was recorded.
         """
         step = int(record.step)
-        metrics = rows.metric_bytes(record.metrics, step)
+        names, values = rows.metric_bytes(record.metrics, step)
         groups = rows.group_rows(record)
         with self._writing() as (connection, now):
             self._check_order(connection, step)
-            rows.insert_step(connection, self._attempt, step, now, metrics)
+            layout = rows.layout_id(connection, names)
+            connection.execute(
+                "INSERT INTO steps VALUES (?, ?, ?, ?, ?)",
+                (self._attempt, step, now, layout, values),
+            )
             if groups:
                 rows.insert_groups(connection, self.info.id, self._attempt, step, groups)
             for text in record.warnings:
