@@ -1,4 +1,4 @@
-"""A real JupyterLab with a real browser: its own port, home and token; nothing is waited for by time."""
+"""A real JupyterLab with a real browser; its own port, home and token, and no waiting by time."""
 
 import contextlib
 import json

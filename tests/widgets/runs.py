@@ -4,6 +4,7 @@ import math
 import random
 from pathlib import Path
 
+from xorl_lab.errors import ConfigError
 from xorl_lab.store import Parent, Store, Writer
 from xorl_lab.types import StepRecord
 
@@ -105,3 +106,32 @@ def branched(store: Store, parent: str, steps: int = 60, seed: int = 1) -> str:
             record(writer, step, steps, seed)
         writer.status("stopped", "stopped by hand")
     return writer.info.name
+
+
+class Commands:
+    """Records what is asked of a run."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+        self.values = {"learning_rate": 1e-4}
+
+    def pause(self) -> None:
+        self.calls.append("pause")
+
+    def resume(self) -> None:
+        self.calls.append("resume")
+
+    def step(self) -> None:
+        self.calls.append("step")
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+    def set(self, name: str, value: float) -> None:
+        if value <= 0:
+            raise ConfigError(f"{name} is {value}: pass a number > 0")
+        self.calls.append((name, value))
+        self.values[name] = value
+
+    def knobs(self) -> dict[str, float]:
+        return dict(self.values)

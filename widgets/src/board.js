@@ -7,7 +7,8 @@ import { duration, h, kindOf, readTheme, stateOf, swatch, watchTheme } from "./l
 import { extent } from "./series.js";
 import { Timeline } from "./timeline.js";
 
-const SYNCS_SHOWN = 40;
+/** So many marks of one kind are drawn into a chart; where there are more, none of them is. */
+const MARKS_SHOWN = 30;
 const DETAIL_AFTER = 150;
 
 export class Board {
@@ -59,11 +60,6 @@ export class Board {
     });
   }
 
-  /** From this step on the shown values of a run are those of the steps themselves. */
-  exact(run) {
-    return this.tables()[run] === this.runs[run] ? this.runs[run].exact : -Infinity;
-  }
-
   /** The steps that are in view. */
   range() {
     return this.zoom ?? extent(this.runs);
@@ -74,8 +70,9 @@ export class Board {
     const [low, high] = this.range();
     const all = this.runs.flatMap((run) => run.marks.map(([, , step, kind, text]) => ({ step: step ?? 0, kind, text: this.runs.length > 1 ? `${run.name}: ${text}` : text })));
     const inside = all.filter((mark) => mark.step >= low && mark.step <= high);
-    const syncs = inside.filter((mark) => mark.kind === "sync").length;
-    return inside.filter((mark) => mark.kind !== "sync" || syncs <= SYNCS_SHOWN).sort((a, b) => a.step - b.step);
+    const counts = new Map();
+    for (const { kind } of inside) counts.set(kind, (counts.get(kind) ?? 0) + 1);
+    return inside.filter(({ kind }) => counts.get(kind) <= MARKS_SHOWN).sort((a, b) => a.step - b.step);
   }
 
   /**
@@ -205,7 +202,8 @@ export class Board {
         const look = stateOf(state);
         const steps = total ? `step ${step} of ${total}` : `step ${step}`;
         const times = [duration(seconds), left === null ? "" : `about ${duration(left)} left`].filter(Boolean).join(" · ");
-        const origin = run.parent ? ` · from ${run.parent}` : "";
+        const parent = run.parent && this.runs.find((other) => other.id === run.parent.run);
+        const origin = run.parent ? ` · from ${parent ? `${parent.name}, ` : ""}${run.parent.checkpoint}` : "";
         return h(
           "div",
           { class: "xl-run", "data-state": state },
@@ -214,8 +212,8 @@ export class Board {
           h("span", { class: `xl-state xl-is-${state}` }, h("span", { "aria-hidden": "true" }, look.glyph), ` ${look.text}`),
           h("span", { class: "xl-steps" }, steps),
           h("span", { class: "xl-times" }, times),
-          h("span", { class: "xl-about" }, `${run.kind} · ${run.model}${origin}`),
           message ? h("span", { class: "xl-message" }, message) : "",
+          h("span", { class: "xl-about" }, `${run.kind} · ${run.model}${origin}`),
         );
       }),
     );
@@ -299,7 +297,7 @@ export class Board {
         if (run.exact <= low || run.length === 0) return;
         const { content, buffers } = await this._ask({ kind: "part", run: r, low, high });
         if (this.zoom !== range || content.error || this._gone) return;
-        this._detail[r] = { table: new Table(content.names, content.rows, buffers[0]), low, high };
+        this._detail[r] = { table: new Table(content.names, content.rows, buffers[0], content.exact), low, high };
         this.draw();
       }),
     );

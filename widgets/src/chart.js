@@ -54,7 +54,7 @@ export class Chart {
     const width = Math.floor(this._canvas.clientWidth);
     if (width < 40) return;
     const height = this.wide ? HEIGHT_WIDE : HEIGHT;
-    const { data, series, bands } = plotOf(items, this.board.tables(), { smoothing: this.board.smoothing, log: this.log, hidden: this.hidden });
+    const { data, series, bands } = plotOf(items, this.board.tables(), { smoothing: this.board.smoothing, log: this.log, hidden: this.hidden, colours: this.board.theme.lines });
     const shape = JSON.stringify([series, bands, this.log, this.board.theme.dark]);
     if (this.plot && shape === this._shape) {
       if (this.plot.width !== width || this.plot.height !== height) this.plot.setSize({ width, height });
@@ -107,7 +107,7 @@ export class Chart {
     if (cursor === null) return number(latest(values));
     const at = nearest(table.steps, cursor);
     if (table.steps[at] !== cursor && this.board.runs.length > 1) return "–";
-    const about = table.steps[at] < this.board.exact(item.run) ? "≈" : "";
+    const about = table.steps[at] < table.exact ? "≈" : "";
     return about + number(values[at]);
   }
 
@@ -154,7 +154,7 @@ export class Chart {
     return {
       width,
       height,
-      padding: [6, 8, 0, 0],
+      padding: [6, 14, 0, 0],
       legend: { show: false },
       cursor: {
         y: false,

@@ -29,8 +29,10 @@ export class Table {
    * @param {string[]} names
    * @param {number} rows
    * @param {DataView | ArrayBuffer | Uint8Array | string} data
+   * @param {number} [exact] from this step on every step is there
    */
-  constructor(names, rows, data) {
+  constructor(names, rows, data, exact = -Infinity) {
+    this.exact = exact;
     const buffer = bytes(data);
     this.names = names;
     this.length = rows;
@@ -201,6 +203,21 @@ export function edges(table, line) {
     top[i] = spread ? Math.min(mean[i] + spread[i], high?.[i] ?? Infinity) : high[i];
   }
   return [bottom, top];
+}
+
+/**
+ * A band whose edges are the outer ones of each pair of rows that stands for many steps.
+ * @param {[Float64Array, Float64Array] | null} band
+ * @param {{steps: ArrayLike<number>, exact: number}} table
+ */
+export function widened(band, { steps, exact }) {
+  if (!band) return band;
+  const [low, high] = band;
+  for (let i = 0; i + 1 < steps.length && steps[i + 1] < exact; i += 2) {
+    low[i] = low[i + 1] = Math.min(low[i], low[i + 1]);
+    high[i] = high[i + 1] = Math.max(high[i], high[i + 1]);
+  }
+  return band;
 }
 
 /**

@@ -2,6 +2,8 @@
 
 /** Okabe and Ito's palette, as in xorl_lab/widgets/colours.py (a test compares the two). */
 export const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00"];
+/** The same palette for a dark page, its lighter colours first; style.css has both too. */
+export const COLOURS_DARK = ["#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#D55E00"];
 /** The second cue: strokes and gaps in pixels. */
 export const DASHES = [[], [6, 3], [2, 2], [8, 3, 2, 3], [12, 3], [2, 4]];
 
@@ -89,7 +91,7 @@ export function duration(seconds) {
 }
 
 /**
- * @typedef {{dark: boolean, text: string, strong: string, grid: string, accent: string, warn: string, bad: string, back: string, font: string}} Theme
+ * @typedef {{dark: boolean, lines: string[], text: string, strong: string, grid: string, accent: string, warn: string, bad: string, back: string, font: string}} Theme
  */
 
 /**
@@ -103,6 +105,7 @@ export function readTheme(element) {
   const dark = isDark();
   return {
     dark,
+    lines: dark ? COLOURS_DARK : COLOURS,
     text: read("--xl-muted", dark ? "#a8b0ba" : "#57606a"),
     strong: read("--xl-text", dark ? "#e6e8eb" : "#1d2129"),
     grid: read("--xl-grid", dark ? "rgba(255,255,255,.09)" : "rgba(0,0,0,.08)"),
@@ -179,17 +182,17 @@ export function swatch(look, shape) {
   svg.setAttribute("class", "xl-swatch");
   svg.setAttribute("viewBox", "0 0 18 8");
   svg.setAttribute("aria-hidden", "true");
-  const colour = COLOURS[look % COLOURS.length];
+  const colour = `var(--xl-c${look % COLOURS.length})`;
   if (shape === "points") {
     const dot = document.createElementNS(SVG, "circle");
     for (const [name, value] of [["cx", 9], ["cy", 4], ["r", 3]]) dot.setAttribute(name, String(value));
-    dot.setAttribute("fill", colour);
+    dot.style.fill = colour;
     svg.append(dot);
     return svg;
   }
   const line = document.createElementNS(SVG, "line");
   for (const [name, value] of [["x1", 0], ["y1", 4], ["x2", 18], ["y2", 4]]) line.setAttribute(name, String(value));
-  line.setAttribute("stroke", colour);
+  line.style.stroke = colour;
   line.setAttribute("stroke-width", shape === "stack" ? "6" : "2");
   if (shape === "line") line.setAttribute("stroke-dasharray", DASHES[look % DASHES.length].join(" "));
   svg.append(line);

@@ -1,7 +1,9 @@
 // From panels and runs to what the chart library draws.
 
-import { edges, placed, smooth, stacked, union } from "./data.js";
-import { COLOURS, DASHES, translucent } from "./looks.js";
+import { edges, placed, smooth, stacked, union, widened } from "./data.js";
+import { DASHES, translucent } from "./looks.js";
+
+const MOST_DOTS = 60;
 
 /**
  * One drawn line.
@@ -32,8 +34,8 @@ export function itemsOf(panel, runs) {
 /**
  * What to draw: aligned columns, and how each looks.
  * @param {Item[]} items
- * @param {{steps: ArrayLike<number>, column(name: string): ArrayLike<number> | null}[]} tables one per run
- * @param {{smoothing: number, log: boolean, hidden: Set<string>}} options
+ * @param {{steps: ArrayLike<number>, exact: number, column(name: string): ArrayLike<number> | null}[]} tables one per run
+ * @param {{smoothing: number, log: boolean, hidden: Set<string>, colours: string[]}} options
  */
 export function plotOf(items, tables, options) {
   const shown = items.filter((item) => !options.hidden.has(item.id));
@@ -49,7 +51,7 @@ export function plotOf(items, tables, options) {
     series.push({ show: true, points: { show: false }, ...style });
     return series.length - 1;
   };
-  const colour = (item) => COLOURS[item.look % COLOURS.length];
+  const colour = (item) => options.colours[item.look % options.colours.length];
   const parts = shown.filter((item) => item.line.shape === "stack");
   const sums = parts.length ? stacked(parts.map((p) => tables[p.run].column(p.line.name)), tables[parts[0].run].steps.length) : [];
   const drawn = parts.map((item, k) => {
@@ -63,7 +65,7 @@ export function plotOf(items, tables, options) {
     const table = tables[item.run];
     const values = table.column(item.line.name);
     if (!values) continue;
-    const band = edges(table, item.line);
+    const band = widened(edges(table, item.line), table);
     const soft = (v) => (options.smoothing ? smooth(v, options.smoothing) : v);
     if (band && !(options.log && item.line.spread)) {
       const style = { stroke: "transparent", width: 0 };
@@ -71,7 +73,7 @@ export function plotOf(items, tables, options) {
       const high = put(item, soft(band[1]), style);
       bands.push({ series: [high, low], fill: translucent(colour(item), 0.15) });
     }
-    if (item.line.shape === "points") {
+    if (item.line.shape === "points" && few(values)) {
       put(item, values, { stroke: colour(item), width: 1, dash: DASHES[item.look % DASHES.length], spanGaps: true, points: { show: true, size: 6, width: 1.5, fill: colour(item), stroke: colour(item) } });
       continue;
     }
@@ -79,6 +81,16 @@ export function plotOf(items, tables, options) {
     put(item, soft(values), { stroke: colour(item), width: 1.6, dash: DASHES[item.look % DASHES.length] });
   }
   return { data, series, bands };
+}
+
+/**
+ * True if there are so few values that each may be a dot.
+ * @param {ArrayLike<number>} values
+ */
+function few(values) {
+  let count = 0;
+  for (let i = 0; i < values.length; i += 1) if (!Number.isNaN(values[i])) count += 1;
+  return count <= MOST_DOTS;
 }
 
 /**

@@ -2,8 +2,9 @@
 
 import { h, kindOf } from "./looks.js";
 
-/** Marks nearer to each other than this share of the width become one. */
-const NEAR = 0.014;
+/** Marks nearer to each other than this share of the width become one; the second where many are. */
+const NEAR = [0.018, 0.05];
+const MANY = 25;
 
 export class Timeline {
   /** @param {(step: number | null) => void} look called with the step of a mark that is looked at */
@@ -64,13 +65,23 @@ const WEIGHT = { error: 3, knob: 2, pause: 1 };
  * @param {number} end
  */
 export function grouped(marks, end) {
+  const groups = near(marks, end, NEAR[0]);
+  return groups.length > MANY ? near(marks, end, NEAR[1]) : groups;
+}
+
+/**
+ * @param {import("./data.js").Entry[]} marks
+ * @param {number} end
+ * @param {number} distance
+ */
+function near(marks, end, distance) {
   /** @type {{step: number, place: number, kind: string, texts: string[]}[]} */
   const groups = [];
   for (const [, , step, kind, text] of marks) {
     const place = Math.min(1, Math.max(0, (step ?? 0) / end));
     const said = `step ${step}: ${text || kindOf(kind).word}`;
     const last = groups[groups.length - 1];
-    if (last && place - last.place < NEAR) {
+    if (last && place - last.place < distance) {
       if (last.texts.length < 5) last.texts.push(said);
       else last.texts[5] = "…";
       if ((WEIGHT[kind] ?? 0) > (WEIGHT[last.kind] ?? 0)) last.kind = kind;

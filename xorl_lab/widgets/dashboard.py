@@ -123,7 +123,7 @@ class Dashboard(anywidget.AnyWidget):
         """Steps ``low`` to ``high`` of one run in full, as far as a screen can show them."""
         with self._lock:
             table = self._feeds[run].history.between(low, high, _DETAIL_POINTS)
-            head = {"run": run, "rows": len(table.steps), "names": list(table.names)}
+            head = {"rows": len(table.steps), "names": list(table.names), "exact": table.exact}
             return head, table.wire()
 
     def close(self) -> None:

@@ -103,7 +103,9 @@ class Feed:
             "kind": info.kind,
             "model": info.model,
             "created": info.created,
-            "parent": None if parent is None else f"{parent.run or ''} {parent.checkpoint}".strip(),
+            "parent": None
+            if parent is None
+            else {"run": parent.run, "checkpoint": parent.checkpoint},
         }
 
     def snapshot(self, points: int = POINTS) -> dict[str, Any]:

@@ -92,8 +92,8 @@ _PLANS = (
     _Plan("entropy", "Entropy", "nats/token", (("entropy_sample", "of samples"), ("entropy", ""))),
     _Plan(
         "clipped",
-        "Clipped and masked",
-        "share of tokens",
+        "Clipped, masked",
+        "share",
         (
             ("pg_clipfrac", "clipped"),
             ("icepop_maskfrac", "masked"),

@@ -25,6 +25,9 @@ HOW_TO_STOP = (
 )
 
 
+_AGAIN = "<p><i>Display the run again for charts that can be explored.</i></p>"
+
+
 class RunView:
     """A live view of runs, which may be displayed any number of times.
 
@@ -53,12 +56,14 @@ class RunView:
         """True once a page has shown this view and was heard of."""
         return self.controls.answered.is_set()
 
-    def show(self) -> DisplayHandle:
-        """Display the view in the present cell."""
+    def show(self) -> DisplayHandle | None:
+        """Display the view in the present cell; None in a script, where there is no cell."""
+        if get_ipython() is None:
+            return None
         _CELLS.entered(self)
         handle = display(self._bundle(), raw=True, display_id=True)
-        assert handle is not None, "display_id=True returns a handle"
-        self._handles.append(handle)
+        if handle is not None:
+            self._handles.append(handle)
         return handle
 
     def finish(self) -> None:
@@ -98,7 +103,7 @@ class RunView:
         return {**({} if self._closed else shown), "text/plain": plain}
 
     def _html(self) -> str:
-        return "".join(fallback_html(reader) for reader in self._readers)
+        return "".join(fallback_html(reader) for reader in self._readers) + _AGAIN
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         """Shown as the last value of a cell.  A view that was closed shows its picture."""
