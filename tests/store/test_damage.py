@@ -1,6 +1,5 @@
 """Files that are damaged, foreign, newer, full or not to be written: a clear error, and no harm."""
 
-import ctypes
 import os
 import re
 import sqlite3
@@ -187,19 +186,22 @@ except StoreError as error:
 """
 
 
-def give_up_rights():
-    """Let the permissions of files hold for root too."""
-    drop, override, search = 24, 1, 2
-    libc = ctypes.CDLL(None)
-    libc.prctl(drop, override), libc.prctl(drop, search)
+# Lets the permissions of files hold for root too (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH).
+WITHOUT_CAPABILITIES = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+for capability in (1, 2):
+    libc.prctl(24, capability)
+os.execv(sys.executable, [sys.executable, "-c", *sys.argv[1:]])
+"""
 
 
 def without_rights(root, folder):
     """Open a store in a folder that must not be written; what is printed."""
     folder.chmod(0o555)
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_RIGHTS, str(folder)], cwd=root, capture_output=True,
-        text=True, check=True, preexec_fn=give_up_rights,
+        [sys.executable, "-c", WITHOUT_CAPABILITIES, WITHOUT_RIGHTS, str(folder)], cwd=root,
+        capture_output=True, text=True, check=True,
     )  # fmt: skip
     folder.chmod(0o755)
     return done.stdout.splitlines()

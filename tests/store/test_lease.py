@@ -47,7 +47,7 @@ def elsewhere(tmp_path):
 
 
 def test_a_second_writer_in_this_process_is_refused(store, writer):
-    with pytest.raises(StoreError, match=r"run '.*' is being written by this process on .* stop"):
+    with pytest.raises(StoreError, match=r"run 'run' is being written by this process on .* stop"):
         store.resume("run", after=0)
     writer.step(record(1))
     assert store.run("run").scalars().attempt == 1
@@ -182,6 +182,7 @@ def test_a_dropped_writer_gives_the_run_up(store, monkeypatch):
     store.resume("run", after=1).close()
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_child_process_may_read_and_may_not_write(store, writer):
     writer.step(record(1))
     reader = store.run("run")

@@ -173,6 +173,11 @@ def test_what_cannot_be_asked(reader, where, order, message):
     assert message in str(error.value)
 
 
+def test_text_that_is_no_unicode_can_be_asked_for(reader):
+    assert reader.count([("text", "contains", "\ud800")]) == 0
+    assert reader.count([("text", "=", "\ud800")]) == 0
+
+
 def test_a_table_without_rows_has_the_same_types(reader, store):
     whole, none = reader.rollouts(), reader.rollouts(where=[("step", "=", 99)])
     assert len(none) == 0

@@ -18,7 +18,7 @@ from xorl_lab.errors import StoreError
 _FORMAT = 1
 _LEVEL = 1  # higher levels gain 1 % and take half as long again
 _TYPES = frozenset({"<i4", "<f4"})
-_SAMPLE = 512
+_SAMPLE = 256
 _FEW = 64
 _OFFSETS = np.array([[0], [256], [512]], np.intp)
 _RANDOM = 1 / 128

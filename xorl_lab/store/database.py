@@ -13,6 +13,7 @@ from xorl_lab.errors import StoreError
 WAIT = 30.0
 """Seconds for which a write waits for that of another process."""
 _CACHE_KIB = 32 * 1024
+_PORTION = 4096
 _PAGES = 16 * 1024
 """SQLite tidies up by itself, in the middle of a step, only where a lease does not keep up."""
 _inherited: list[sqlite3.Connection] = []
@@ -81,8 +82,14 @@ class Database:
         """
         with self._own_lock(), self._explained():
             connection = self._open()
-            connection.executescript("PRAGMA incremental_vacuum")  # execute would free one page
+            free = -1
+            while free != (free := connection.execute("PRAGMA freelist_count").fetchone()[0]):
+                # In portions, between which other writers have their turn.  (``execute`` would
+                # free a single page.)
+                connection.executescript(f"PRAGMA incremental_vacuum({_PORTION})")
+            connection.execute("PRAGMA busy_timeout = 500")  # meanwhile others cannot write
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            connection.execute(f"PRAGMA busy_timeout = {WAIT * 1000:.0f}")
 
     def close(self) -> None:
         """Close the connection; the next use opens it again."""

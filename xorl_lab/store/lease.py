@@ -64,11 +64,13 @@ class Lease:
     Args:
         path: of the file.
         run: id of the run.
+        name: of the run, for messages.
     """
 
-    def __init__(self, path: Path, run: str) -> None:
+    def __init__(self, path: Path, run: str, name: str) -> None:
         self._database = Database(path, writable=True)
         self.run = run
+        self.name = name
         self.token = secrets.token_hex(8)
         self._released = threading.Event()
 
@@ -85,7 +87,7 @@ class Lease:
         if held is not None and held.gone() is None:
             whose = "this process" if held.pid == os.getpid() else f"process {held.pid}"
             raise StoreError(
-                f"run {self.run!r} is being written by {whose} on {held.host} (last heard of "
+                f"run {self.name!r} is being written by {whose} on {held.host} (last heard of "
                 f"{max(0.0, time.time() - held.renewed):.0f} s ago): stop it there first"
             )
         connection.execute(
@@ -108,7 +110,7 @@ class Lease:
             held = holder(connection, self.run)
             whose = f"process {held.pid} on {held.host}" if held else "a process that is done"
             raise StoreError(
-                f"run {self.run!r} was taken over by {whose}, as this writer had been silent for "
+                f"run {self.name!r} was taken over by {whose}, as this writer had been silent for "
                 f"more than {STALE:.0f} s, or it was deleted: nothing was recorded; resume the run "
                 "for a new writer"
             )
@@ -127,7 +129,7 @@ class Lease:
         thread = threading.Thread(
             target=_renew_for,
             args=(weakref.ref(owner), self),
-            name=f"lease of {self.run}",
+            name=f"lease of {self.name}",
             daemon=True,
         )
         thread.start()

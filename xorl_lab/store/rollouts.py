@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xorl_lab.errors import StoreError
+from xorl_lab.store.rows import clean
 from xorl_lab.store.schema import SPAN
 
 Condition = tuple[str, str, Any]
@@ -98,7 +99,7 @@ class _Sql:
             self.values += chosen
         elif operator == "contains":
             self.conditions.append(f"{column} LIKE ? ESCAPE '\\'")
-            self.values.append(_pattern(str(value)))
+            self.values.append(_pattern(clean(str(value))))
         elif value is None:
             self.conditions.append(f"{column} {'IS' if operator == '=' else 'IS NOT'} NULL")
         else:
@@ -190,7 +191,7 @@ def _plain(value: Any) -> object:  # noqa: ANN401 (numpy numbers too)
     plain = value.item() if hasattr(value, "item") else value
     if not isinstance(plain, str | int | float):
         raise StoreError(f"a condition compares with {value!r}: pass a number or text")
-    return plain
+    return clean(plain) if isinstance(plain, str) else plain
 
 
 def _pattern(text: str) -> str:

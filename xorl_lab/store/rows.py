@@ -186,6 +186,8 @@ def number(value: Any, what: str) -> float:  # noqa: ANN401 (numpy and torch num
     Raises:
         StoreError: it is not a number.
     """
+    if type(value) is float:
+        return value
     if not isinstance(value, str):
         try:
             return float(value)

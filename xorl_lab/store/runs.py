@@ -61,7 +61,7 @@ def find(connection: sqlite3.Connection, run: str, path: Path) -> RunInfo:
         StoreError: there is none; lists those there are.
     """
     row = connection.execute(
-        f"{_SELECT} WHERE id = ?1 OR name = ?1 ORDER BY id = ?1 DESC", (run,)
+        f"{_SELECT} WHERE id = ?1 OR name = ?1 ORDER BY id = ?1 DESC", (clean(run),)
     ).fetchone()
     if row is None:
         newest = [info.name for info in everything(connection)[:10]]

@@ -79,7 +79,7 @@ class Store:
         """
         database = Database(self.path, writable=True)
         info = replace(self._new(name, kind, model, settings, total), parent=parent)
-        lease = Lease(self.path, info.id)
+        lease = Lease(self.path, info.id, info.name)
         try:
             with database.write() as connection:
                 info, attempt = runs.begin(connection, info, "running")
@@ -107,7 +107,7 @@ class Store:
         try:
             with database.write() as connection:
                 info = runs.find(connection, run, self.path)
-                lease = Lease(self.path, info.id)
+                lease = Lease(self.path, info.id, info.name)
                 lease.take(connection)
                 attempt = runs.again(connection, info.id, after, total)
                 info = runs.find(connection, info.id, self.path)
@@ -197,7 +197,7 @@ class Store:
         try:
             with database.write() as connection:
                 info = runs.find(connection, run, self.path)
-                lease = Lease(self.path, info.id)
+                lease = Lease(self.path, info.id, info.name)
                 lease.take(connection)
                 runs.erase(connection, info.id)
             with suppress(StoreError):
