@@ -1,16 +1,18 @@
 """Checkpoints of a run, taken by themselves: ``step-10``, ``step-20``, and so on."""
 
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from xorl_lab.errors import LabError
+from xorl_lab.errors import LabError, StoreError
 from xorl_lab.store import Writer
 
 if TYPE_CHECKING:
     from xorl_lab.client import TrainingClient
     from xorl_lab.client.rest import RestClient
 
-_NAME = re.compile(r"^(?:xorl://[^/]+/)?(?:weights/)?(?:step|auto)-(\d+)$")
+_NAME = re.compile(r"^(?:xorl://[^/]+/)?(?:weights/)?step-(\d+)$")
 
 
 class Autosave:
@@ -22,8 +24,9 @@ class Autosave:
         writer: told of each checkpoint.
         every: steps between two; 0 = at the end only.
         keep: how many of them to keep; 0 = all.
-        saved: the step of the checkpoint that the weights came from, 0 for none.
-        prefix: of the names; ``auto`` where ``step-10`` may be a name of the caller's own.
+        saved: the step of the run's checkpoint that the weights came from, 0 for none.
+        earlier: steps of the checkpoints that the run has already, ascending.
+        prefix: of the names.
     """
 
     def __init__(  # noqa: PLR0913
@@ -35,6 +38,7 @@ class Autosave:
         every: int,
         keep: int,
         saved: int = 0,
+        earlier: Sequence[int] = (),
         prefix: str = "step",
     ) -> None:
         self._client = client
@@ -44,15 +48,23 @@ class Autosave:
         self._keep = keep
         self._saved = saved
         self._prefix = prefix
-        self._mine: list[int] = []
+        self._mine = list(earlier)
 
     def after(self, step: int) -> None:
-        """A step was recorded."""
-        if self._every and step % self._every == 0:
+        """A step was taken.  What keeps it from being saved is a warning: the run goes on."""
+        if not self._every or step % self._every:
+            return
+        try:
             self.save(step)
+        except (LabError, OSError) as error:
+            self._warn(f"the weights behind step {step} could not be saved: {error}", step)
 
     def save(self, step: int) -> None:
-        """Save now, as the state behind this step, unless that is saved already."""
+        """Save now, as the state behind this step, unless that is saved already.
+
+        Raises:
+            LabError, OSError: it cannot be saved.
+        """
         if step <= self._saved:
             return
         name = self._name(step)
@@ -60,23 +72,30 @@ class Autosave:
         path = self._client.save_state(name, overwrite=True).result().path
         self._saved = step
         self._writer.event("checkpoint", f"saved as {name}", step=step, data={"path": path})
-        self._mine.append(step)
+        self._mine = [*(s for s in self._mine if s != step), step]
         while self._rest is not None and 0 < self._keep < len(self._mine):
             self._drop(self._rest, self._mine.pop(0))
 
     def _drop(self, rest: "RestClient", step: int) -> None:
         name = self._name(step)
         try:
-            rest.delete_checkpoint(f"weights/{name}").result()
-        except LabError as error:
-            self._writer.event("warning", f"{name} was not deleted: {error}", step=step)
+            answer = rest.delete_checkpoint(f"weights/{name}").result()
+            trouble = None if answer.success or "not_found" in str(answer.error) else answer.error
+        except (LabError, OSError) as error:
+            trouble = str(error)
+        if trouble is not None:
+            self._warn(f"{name} was not deleted: {trouble}", step)
+
+    def _warn(self, text: str, step: int) -> None:
+        with suppress(StoreError):  # if the record cannot be written, the next step will tell
+            self._writer.event("warning", text, step=step)
 
     def _name(self, step: int) -> str:
         return f"{self._prefix}-{step}"
 
 
 def step_of(name: str) -> int | None:
-    """The step of a checkpoint, from its name or path; None if it was not named here.
+    """The step of a checkpoint, from its name or path; None if a run did not name it.
 
     >>> step_of("weights/step-40"), step_of("mine")
     (40, None)

@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,9 +48,10 @@ def facts(
         )
     result["trains"] = "the full weights" if rank is None else f"an adapter of rank {rank}"
     count = len(store.runs())
-    saved = f", checkpoints {amount(catalog.disk_use(root))}" if root is not None else ""
+    saved = f", checkpoints {amount(_disk_use(root))}" if root is not None else ""
     result["folder"] = str(folder)
-    result["on the disk"] = f"{count} runs, record {amount(store.disk_bytes())}{saved}"
+    what = f"{count} run{'' if count == 1 else 's'}"
+    result["on the disk"] = f"{what}, record {amount(store.disk_bytes())}{saved}"
     return result
 
 
@@ -67,6 +69,14 @@ def markup(known: Mapping[str, str]) -> str:
         for name, value in known.items()
     )
     return f"<table>{rows}</table>"
+
+
+def _disk_use(root: Path) -> int:
+    """Bytes of all checkpoints; a run may be deleting some of them at this moment."""
+    for _ in range(5):
+        with suppress(FileNotFoundError):
+            return catalog.disk_use(root)
+    return 0
 
 
 def _shape(loaded: "LoadedModel", rank: int | None) -> Shape:

@@ -1,7 +1,6 @@
 """Where a run is shown: in a live notebook, or as lines on a terminal."""
 
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -12,6 +11,8 @@ from xorl_lab.types import StepRecord
 
 SHOWN = ("reward", "loss:mean", "kl_base", "kl_sampler", "held_out:accuracy", "held_out:loss")
 """Numbers of a step's line, those that it has."""
+TOTALS = ("seconds:total", "seconds:step")
+"""What says how long the whole step took."""
 
 
 def in_live_notebook() -> bool:
@@ -22,27 +23,34 @@ def in_live_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
-def teller(total: int, *, quiet: bool) -> Callable[[StepRecord], None]:
-    """What writes a line for each step to standard error.
+class Teller:
+    """Writes a line for each step to standard error, and each warning once.
 
     Args:
         total: number of steps.
         quiet: write nothing.
     """
-    if quiet:
-        return lambda _: None
-    output = Console(stderr=True)
-    warned: set[str] = set()
 
-    def tell(record: StepRecord) -> None:
+    def __init__(self, total: int, *, quiet: bool) -> None:
+        self._total = total
+        self._output = None if quiet else Console(stderr=True)
+        self._warned: set[str] = set()
+
+    def step(self, record: StepRecord) -> None:
+        """A step was taken."""
         metrics = record.metrics
         numbers = [f"{name} {metrics[name]:.4g}" for name in SHOWN if name in metrics]
-        seconds = sum(v for k, v in metrics.items() if k.startswith("seconds:"))
-        line = f"step {record.step} of {total}   {'   '.join(numbers)}   {seconds:.1f} s"
-        output.print(Text(line), soft_wrap=True)
+        numbers += [f"{metrics[name]:.1f} s" for name in TOTALS if name in metrics]
+        self._print(Text("   ".join((f"step {record.step} of {self._total}", *numbers))))
         for warning in record.warnings:
-            if warning not in warned:
-                warned.add(warning)
-                output.print(Text(f"  {warning}", style="yellow"), soft_wrap=True)
+            self.warn(warning)
 
-    return tell
+    def warn(self, warning: str) -> None:
+        """Something that the person at the screen should know."""
+        if warning not in self._warned:
+            self._warned.add(warning)
+            self._print(Text(f"  {warning}", style="yellow"))
+
+    def _print(self, line: Text) -> None:
+        if self._output is not None:
+            self._output.print(line, soft_wrap=True)

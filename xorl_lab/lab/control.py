@@ -2,13 +2,29 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from xorl_lab import futures
 from xorl_lab.errors import ConfigError
+from xorl_lab.recipes.settings import suggest
 
 POLL = 0.02
 """Seconds between looks at what a step that is to be given up is waiting for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A knob that was turned."""
+
+    after: int
+    """The last step that does not see it."""
+    name: str
+    """Of the knob."""
+    old: float
+    """Its value before."""
+    new: float
+    """Its value from the next step on."""
 
 
 class Control:
@@ -20,7 +36,10 @@ class Control:
         knobs: what may be changed on the way, with its first value.
         check: raises a ConfigError if a value does not fit its knob.
         version: number of the weights as they are now.
-        changed: called with a knob's name, old and new value when it was changed.
+        changed: told of each change.
+        done: steps taken already.
+        planned: changes to be made again once their steps are taken, unless the knob is turned
+            before.
     """
 
     def __init__(
@@ -28,12 +47,19 @@ class Control:
         knobs: Mapping[str, float],
         check: Callable[[str, float], None],
         version: Callable[[], int],
-        changed: Callable[[str, float, float], None],
+        changed: Callable[[Change], None],
+        *,
+        done: int = 0,
+        planned: Sequence[Change] = (),
     ) -> None:
         self._knobs = dict(knobs)
+        self._in_use = dict(knobs)
         self._check = check
         self._version = version
         self._changed = changed
+        self._begun = done
+        self._planned = list(planned)
+        # The lock is one that its owner may take again: the handler of a signal runs in between.
         self._signal = threading.Condition()
         self._paused = False
         self._steps = 0
@@ -70,20 +96,25 @@ class Control:
             ConfigError: there is no such knob, or the value is out of its range.
         """
         if name not in self._knobs:
-            known = ", ".join(sorted(self._knobs)) or "none"
-            raise ConfigError(f"{name!r} cannot be changed while the run goes on: choose {known}")
+            hint = suggest(name, self._knobs) if self._knobs else ": this run has no knobs"
+            raise ConfigError(f"{name!r} cannot be changed while the run goes on{hint}")
         self._check(name, value)
         with self._signal:
-            old, self._knobs[name] = self._knobs[name], float(value)
-        if old != value:
-            self._changed(name, old, float(value))
+            self._planned = [c for c in self._planned if c.name != name]
+            change = self._turn(name, float(value))
+        self._report([change])
 
     def knobs(self) -> dict[str, float]:
-        """What can be changed, and its value."""
+        """What can be changed, and its value from the next step on."""
         with self._signal:
             return dict(self._knobs)
 
     # What the loop does.
+
+    @property
+    def in_use(self) -> dict[str, float]:
+        """The knobs as they were when the present step began."""
+        return self._in_use
 
     @property
     def stopping(self) -> bool:
@@ -96,20 +127,36 @@ class Control:
         with self._signal:
             return self._halted()
 
+    @property
+    def here(self) -> bool:
+        """True on the thread of the step under way, which must not wait for the run's end."""
+        return self._thread == threading.get_ident()
+
     def wait(self, seconds: float) -> bool:
         """While paused, wait at most so long.  True if a step is due or the run is to end."""
         with self._signal:
             return self._signal.wait_for(lambda: not self._halted(), seconds)
 
-    def enter(self) -> bool:
-        """A step begins on this thread; False if it must not, as the run is to end."""
+    def enter(self, step: int) -> bool:
+        """A step begins on this thread; False if it must not, as the run is to end.
+
+        Args:
+            step: its number; that of the last one for what is done between steps.
+        """
         with self._signal:
             if self._stopping:
                 return False
-            self._steps = max(0, self._steps - 1)
+            changes = self._begin(step)
             self._started_with = self._version()
             self._thread = threading.get_ident()
-            return True
+        self._report(changes)
+        return True
+
+    def begin(self, step: int) -> None:
+        """A step begins that is not to be given up."""
+        with self._signal:
+            changes = self._begin(step)
+        self._report(changes)
 
     def leave(self) -> None:
         """The step has ended."""
@@ -121,13 +168,32 @@ class Control:
         """True if the weights are those with which the latest step began."""
         return self._version() == self._started_with
 
+    def _begin(self, step: int) -> list[Change]:
+        due = [c for c in self._planned if c.after < step]
+        self._planned = [c for c in self._planned if c.after >= step]
+        changes = [self._turn(c.name, c.new) for c in due]
+        self._in_use = dict(self._knobs)
+        if step > self._begun:
+            self._steps = max(0, self._steps - 1)
+        self._begun = step
+        return changes
+
+    def _turn(self, name: str, value: float) -> Change:
+        old, self._knobs[name] = self._knobs[name], value
+        return Change(self._begun, name, old, value)
+
+    def _report(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            if change.old != change.new:
+                self._changed(change)
+
     def _halted(self) -> bool:
         return self._paused and not self._steps and not self._stopping
 
     def _tell(self, *, paused: bool, steps: int = 0) -> None:
         with self._signal:
             self._paused = paused
-            self._steps = self._steps + steps if paused else 0
+            self._steps = self._steps + steps if steps else 0
             self._signal.notify_all()
 
     def _give_up(self) -> None:
@@ -139,7 +205,12 @@ class Control:
                 return
             future = futures.awaited_by(thread)
             # A future of this step is held here: if the weights move now, it has ended and
-            # cancelling it does nothing.
-            if future is not None and self.untouched:
+            # cancelling it does nothing.  An optimizer step is let through: its gradient would
+            # stay behind, for whoever takes the next one.
+            if future is not None and self.untouched and not _is_update(future):
                 future.cancel()
             time.sleep(POLL)
+
+
+def _is_update(future: object) -> bool:
+    return getattr(future, "name", "") == "optim_step"

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from types import FrameType
 
 from xorl_lab.errors import CancelledError
-from xorl_lab.lab.autosave import Autosave
 from xorl_lab.lab.control import Control
 from xorl_lab.store import Writer
 from xorl_lab.types import StepRecord
@@ -18,19 +17,22 @@ LOOK = 0.5
 
 def drive(
     steps: Iterator[StepRecord],
-    writer: Writer,
     control: Control,
-    autosave: Autosave,
-    told: Callable[[StepRecord], None],
+    writer: Writer,
+    taken: Callable[[StepRecord], None],
+    *,
+    done: int,
+    total: int,
 ) -> str:
     """Take steps until they end or the run is stopped.
 
     Args:
         steps: the loop.
-        writer: where they are recorded.
         control: asked before each step.
-        autosave: saves every so often.
-        told: called with each step once it is recorded.
+        writer: where they are recorded.
+        taken: called with each step once it is recorded.
+        done: steps that lie behind.
+        total: number of the last step.
 
     Returns:
         ``finished`` or ``stopped``.
@@ -38,9 +40,9 @@ def drive(
     Raises:
         LabError: and whatever else a step raises.
     """
-    while True:
+    while done < total:
         await_turn(control, writer)
-        if not control.enter():
+        if not control.enter(done + 1):
             return "stopped"
         try:
             record = next(steps, None)
@@ -51,10 +53,11 @@ def drive(
         finally:
             control.leave()
         if record is None:
-            return "finished"
+            break
         writer.step(record)
-        autosave.after(record.step)
-        told(record)
+        done = record.step
+        taken(record)
+    return "finished"
 
 
 def await_turn(control: Control, writer: Writer) -> None:

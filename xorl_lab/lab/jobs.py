@@ -1,12 +1,11 @@
 """What a run does: a recipe with its data and settings, ready to be begun at any step."""
 
 import hashlib
-import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from xorl_lab.errors import ConfigError
 from xorl_lab.lab import preflight
 from xorl_lab.recipes.grpo import GrpoSettings, grpo
 from xorl_lab.recipes.rewards import RewardFunction
@@ -22,16 +21,17 @@ Begin = Callable[..., Iterator[StepRecord]]
 """Called with client, ``done``, ``live`` and the settings by name."""
 KNOBS = ("learning_rate", "grad_clip_norm", "weight_decay", "temperature", "kl_coef")
 """Settings that may change while a run goes on, where the recipe has them."""
+_LENGTHS = ("steps", "epochs")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One recipe with everything that it needs but the model."""
+class Task:
+    """A recipe with its data."""
 
     kind: str
     """``grpo`` or ``sft``."""
-    settings: Settings
-    """Checked already."""
+    recipe: type[GrpoSettings] | type[SftSettings]
+    """Its settings."""
     begin: Begin
     """The recipe, bound to its data."""
     examine: Callable[["TrainingClient", Settings], list[str]]
@@ -41,18 +41,53 @@ class Job:
     examples: int
     """Number of prompts or examples."""
 
+    def job(self, before: Mapping[str, Any], chosen: Mapping[str, Any]) -> "Job":
+        """The task with its settings.
+
+        Args:
+            before: settings of the run that it comes from.
+            chosen: those that the caller names.
+
+        Raises:
+            ConfigError: a setting is unknown, missing or out of range.
+        """
+        # A length in steps takes the place of one in epochs, and the other way round.
+        anew = {k: None for k in _LENGTHS if k in before and set(_LENGTHS) & set(chosen)}
+        return Job(self, build(self.recipe, {**before, **anew, **chosen}))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One recipe with everything that it needs but the model."""
+
+    task: Task
+    """What is to be done, with which data."""
+    settings: Settings
+    """How; checked already."""
+
     @property
     def total(self) -> int:
         """Number of steps."""
         if isinstance(self.settings, SftSettings):
-            return self.settings.step_count(self.examples)
+            return self.settings.step_count(self.task.examples)
         return self.settings.steps
 
     def steps(
-        self, client: "TrainingClient", done: int, live: Callable[[Settings], Settings]
+        self,
+        client: "TrainingClient",
+        done: int = 0,
+        live: Callable[[Settings], Settings] | None = None,
     ) -> Iterator[StepRecord]:
         """Begin behind ``done`` steps; arguments are checked before this returns."""
-        return self.begin(client, done=done, live=live, **_shallow(self.settings))
+        return self.task.begin(client, done=done, live=live, **_shallow(self.settings))
+
+    def check(self, tokenizer: object, context_length: int) -> None:
+        """Check data and settings against a model, without one to train.
+
+        Raises:
+            ConfigError, DataError: they do not fit.
+        """
+        self.steps(cast("TrainingClient", _Measures(tokenizer, context_length)))
 
     def knobs(self) -> dict[str, float]:
         """What may change on the way, and its value."""
@@ -67,83 +102,81 @@ class Job:
         """
         return replace(self.settings, **knobs)
 
-    def changed(self, changes: Mapping[str, Any]) -> "Job":
-        """The same on the same data with other settings.
-
-        Raises:
-            ConfigError: a setting is unknown or out of range.
-        """
-        if not changes:
-            return self
-        settings = build(type(self.settings), {**_shallow(self.settings), **changes})
-        return replace(self, settings=settings)
-
     def described(self) -> dict[str, Any]:
         """What the store keeps of it."""
-        return {"recipe": asdict(self.settings), "data": self.data, "examples": self.examples}
+        return {
+            "recipe": asdict(self.settings),
+            "data": self.task.data,
+            "examples": self.task.examples,
+        }
 
 
-def grpo_job(
-    prompts: object,
-    reward: RewardFunction,
-    held_out: object,
-    settings: Mapping[str, Any],
-) -> Job:
-    """Reinforcement learning; see :func:`xorl_lab.recipes.grpo.grpo`.
+@dataclass(frozen=True, slots=True)
+class _Measures:
+    """What a recipe asks of a client before its first step."""
 
-    Raises:
-        ConfigError: a setting is unknown or out of range.
-    """
+    tokenizer: object
+    context_length: int
+
+    def get_tokenizer(self) -> object:
+        return self.tokenizer
+
+
+def grpo_task(prompts: object, reward: RewardFunction, held_out: object) -> Task:
+    """Reinforcement learning; see :func:`xorl_lab.recipes.grpo.grpo`."""
+    given, unseen = _kept(prompts), _kept(held_out)
 
     def begin(client: "TrainingClient", **further: Any) -> Iterator[StepRecord]:  # noqa: ANN401
-        return grpo(client, prompts, reward, held_out=held_out, **further)
+        return grpo(client, given, reward, held_out=unseen, **further)
 
     def examine(client: "TrainingClient", chosen: Settings) -> list[str]:
         assert isinstance(chosen, GrpoSettings)
-        return preflight.check_grpo(client, prompts, reward, chosen)
+        return preflight.check_grpo(client, given, reward, chosen)
 
-    rows = _rows(prompts)
-    return Job("grpo", build(GrpoSettings, settings), begin, examine, _mark(rows), len(rows))
+    return Task("grpo", GrpoSettings, begin, examine, *_marked(given))
 
 
-def sft_job(
-    examples: Sequence[object], held_out: Sequence[object] | None, settings: Mapping[str, Any]
-) -> Job:
-    """Supervised fine-tuning; see :func:`xorl_lab.recipes.sft.sft`.
-
-    Raises:
-        ConfigError: a setting is unknown or out of range.
-    """
+def sft_task(examples: Any, held_out: Any) -> Task:  # noqa: ANN401 (the recipe checks them)
+    """Supervised fine-tuning; see :func:`xorl_lab.recipes.sft.sft`."""
+    given, unseen = _kept(examples), _kept(held_out)
 
     def begin(client: "TrainingClient", **further: Any) -> Iterator[StepRecord]:  # noqa: ANN401
-        return sft(client, rows, held_out=held_out, **further)
+        return sft(client, given, held_out=unseen, **further)
 
     def examine(client: "TrainingClient", chosen: Settings) -> list[str]:
         return preflight.check_rate(chosen.learning_rate, lora=client.lora is not None)
 
-    rows = _rows(examples)
-    return Job("sft", build(SftSettings, settings), begin, examine, _mark(rows), len(rows))
-
-
-def require_same_data(job: Job, stored: Mapping[str, Any], name: str) -> None:
-    """Raise a ConfigError if a run that is to be resumed was begun on other data."""
-    if stored.get("data") not in (None, job.data):
-        raise ConfigError(
-            f"run {name!r} was begun on other data ({stored.get('examples')} examples, now "
-            f"{job.examples}): pass the same to resume it, or branch from one of its checkpoints"
-        )
+    return Task("sft", SftSettings, begin, examine, *_marked(given))
 
 
 def _shallow(settings: Settings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in settings.__dataclass_fields__}
 
 
-def _rows(data: Any) -> list[Any]:  # noqa: ANN401 (whatever the recipe takes, which checks it)
+def _kept(data: Any) -> Any:  # noqa: ANN401 (whatever the recipe takes, which checks it)
+    """The data as rows of our own, which a later change, or reading them twice, does not touch."""
     if hasattr(data, "to_dict") and hasattr(data, "columns"):
         return data.to_dict("records")
-    return list(data) if not isinstance(data, str | Mapping) and hasattr(data, "__iter__") else []
+    if data is None or isinstance(data, str | bytes | Mapping) or not hasattr(data, "__iter__"):
+        return data
+    return list(data)
 
 
-def _mark(rows: Sequence[Any]) -> str:
-    text = json.dumps(rows, sort_keys=True, default=repr)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+def _marked(rows: Any) -> tuple[str, int]:  # noqa: ANN401
+    """Fingerprint and number of rows."""
+    digest = hashlib.blake2b(_text(rows).encode(errors="replace"), digest_size=8)
+    return digest.hexdigest(), len(rows) if isinstance(rows, list) else 0
+
+
+def _text(value: object) -> str:
+    """The same for the same value, in another process too."""
+    if isinstance(value, Mapping):
+        pairs = sorted(
+            (str(k), _text(v)) for k, v in cast("Mapping[object, object]", value).items()
+        )
+        return f"{{{pairs}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_text, cast('Sequence[object]', value)))}]"
+    if callable(getattr(value, "tolist", None)):  # of numpy, torch or pandas
+        return _text(cast("Any", value).tolist())
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

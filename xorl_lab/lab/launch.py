@@ -1,24 +1,28 @@
-"""Beginning a run, or taking one up again: record, model, loop, and who drives it."""
+"""Beginning the steps of a run: who drives them, and what happens when the process ends."""
 
 import atexit
 import threading
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from xorl_lab.errors import CancelledError, LabError
+from xorl_lab.errors import CancelledError, ConfigError
 from xorl_lab.lab.autosave import Autosave
-from xorl_lab.lab.control import Control
+from xorl_lab.lab.control import Change, Control
 from xorl_lab.lab.driver import drive, interrupts
 from xorl_lab.lab.jobs import Job, Settings
+from xorl_lab.lab.loop import Loop
+from xorl_lab.lab.origin import Origin
 from xorl_lab.lab.run import Links, Live, Run
 from xorl_lab.store import Reader, Writer
-from xorl_lab.types import StepRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from xorl_lab.client import TrainingClient
-    from xorl_lab.client.rest import RestClient
+    from xorl_lab.lab.console import Teller
+    from xorl_lab.types import StepRecord
 
 PATIENCE = 20.0
 """Seconds that the end of the process waits for runs to end and save."""
@@ -27,173 +31,152 @@ _ACTIVE: "weakref.WeakSet[Run]" = weakref.WeakSet()
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a run begins."""
+    """Where a run begins, and how it is conducted."""
 
     client: "TrainingClient"
     """The model, with the weights to begin with."""
-    rest: "RestClient | None"
-    """Looks after its checkpoints."""
-    done: int
-    """Steps that lie behind those weights."""
+    origin: Origin
+    """What lies behind them."""
+    autosave: Autosave
+    """Of the weights."""
     preflight: bool
     """Try the task before the first step."""
-    save_every: int
-    """Steps between two checkpoints; 0 = at the end only."""
-    keep: int
-    """How many checkpoints to keep; 0 = all."""
+    paused: bool
+    """Wait before the first step."""
+    background: bool
+    """On a thread of its own, and return at once; else return at the end."""
+    show: bool
+    """In the foreground, display the dashboard first."""
+    tell: "Teller"
+    """Writes lines to the terminal."""
 
 
-def launch(  # noqa: PLR0913
-    job: Job,
-    reader: Reader,
-    writer: Writer,
-    start: Start,
-    links: Links,
-    *,
-    told: Callable[[StepRecord], None],
-    background: bool,
-    show: bool,
-) -> Run:
+def launch(job: Job, reader: Reader, writer: Writer, start: Start, links: Links) -> Run:
     """Begin to take the steps of a job.
 
     Args:
         job: what to do.
         reader: of the record.
         writer: of the record; closed at the end.
-        start: where to begin.
+        start: where to begin, and how.
         links: what may follow.
-        told: called with each step.
-        background: on a thread of its own, and return at once; else return at the end.
-        show: in the foreground, display the dashboard first.
 
     Raises:
-        ConfigError, DataError: the data or settings do not fit the model; nothing was begun.
         LabError: in the foreground, what made the run fail.
     """
+    done = start.origin.done
+
+    def changed(change: Change) -> None:
+        text = f"{change.name}: {change.old:g} → {change.new:g}"
+        data = {"name": change.name, "old": change.old, "new": change.new}
+        writer.event("knob", text, step=change.after or None, data=data)
+
     control = Control(
         job.knobs(),
         lambda name, value: void(job.with_knobs({name: value})),
         lambda: start.client.version,
-        lambda name, old, new: writer.event(
-            "knob",
-            f"{name}: {old:g} → {new:g}",
-            step=loop.last or None,
-            data={"name": name, "old": old, "new": new},
-        ),
+        changed,
+        done=done,
+        planned=start.origin.planned,
     )
-    autosave = Autosave(
-        start.client, start.rest, writer, every=start.save_every, keep=start.keep, saved=start.done
-    )
-    try:
-        steps = job.steps(start.client, start.done, lambda given: with_knobs(given, control))
-    except BaseException as error:
-        writer.status("failed", str(error))
-        writer.close()
-        raise
+    if start.paused:
+        control.pause()
+    loop = Loop(start.client, control, writer, start.autosave, done)
     run = Run(reader, Live(control, start.client, links))
-    loop = Loop(run, control, writer, autosave, start)
     _ACTIVE.add(run)
 
-    def work() -> None:
-        loop.run(lambda: _take(loop, job, steps, told))
+    def work() -> str:
+        if start.show and not start.background:
+            run.show()
+        text = f"going on behind step {done}" if done else "begun"
+        planned = [asdict(change) for change in start.origin.planned]
+        data = {"settings": job.described()["recipe"], "planned": planned}
+        writer.event("start", text, step=done or None, data=data)
+        steps = job.steps(start.client, done, lambda given: with_knobs(given, control))
+        if start.preflight and not _examined(loop, job, start.tell):
+            return "stopped"
+        return _taken(loop, steps, start.tell, job.total)
 
-    if background:
-        threading.Thread(target=work, name=f"xorl-{run.name}", daemon=True).start()
+    if start.background:
+        name = f"xorl-{run.name}"
+        threading.Thread(target=_whole, args=(run, loop, work), name=name, daemon=True).start()
         return run
-    if show:
-        run.show()
     with interrupts(control):
-        work()
+        _whole(run, loop, work)
     return run.wait()
 
 
-class Loop:
-    """A loop under way, and how it ends."""
-
-    def __init__(
-        self, run: Run, control: Control, writer: Writer, autosave: Autosave, start: Start
-    ) -> None:
-        self.of = run
-        self.control = control
-        self.writer = writer
-        self.autosave = autosave
-        self.start = start
-        self.last = start.done
-        self._version = start.client.version
-
-    def told(self, record: StepRecord) -> None:
-        """A step was recorded, and the weights are those behind it."""
-        self.last = record.step
-        self._version = self.start.client.version
-
-    def run(self, work: Callable[[], str]) -> None:
-        """Do the work and settle its end: state, last checkpoint, whoever waits."""
-        error: BaseException | None = None
-        try:
-            self.writer.event("start", "begun" if not self.last else f"going on at {self.last}")
-            ending = work()
-            self._save()
-            self.writer.event("end", ending, step=self.last or None)
-            self.writer.status(ending)
-        except BaseException as caught:  # noqa: BLE001 (handed to whoever waits)
-            error = caught
-            self._failed(caught)
-        finally:
-            self.writer.close()
-            _ACTIVE.discard(self.of)
-            if self.of.live is not None:
-                self.of.live.settle(error)
-
-    def _failed(self, error: BaseException) -> None:
-        text = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
-        for tell in (
-            self._save,
-            lambda: self.writer.event("error", text, step=self.last or None),
-            lambda: self.writer.status("failed", text),
-        ):
-            try:
-                tell()
-            except LabError:  # the first error is the one to see
-                continue
-
-    def _save(self) -> None:
-        """Save, if the weights are those behind the last recorded step."""
-        if self.last and self.start.client.version == self._version:
-            self.autosave.save(self.last)
-
-
-def others(root: object) -> list[Run]:
+def others(root: Path) -> list[Run]:
     """Runs under way in this process whose record lies in the same store."""
-    return [run for run in list(_ACTIVE) if run.reader.path == root and run.going]
+    here = root.resolve()
+    return [run for run in list(_ACTIVE) if run.going and run.reader.path.resolve() == here]
+
+
+def end_others(root: Path, patience: float = 60.0) -> bool:
+    """Stop the runs under way on a store, and wait for them.
+
+    Args:
+        root: of the store.
+        patience: seconds to wait for each.
+
+    Returns:
+        True if there were any.
+
+    Raises:
+        ConfigError: one does not end.
+    """
+    going = others(root)
+    for run in going:
+        run.stop(wait=False)
+    for run in going:
+        assert run.live is not None
+        if not run.live.control.here and not run.live.ended.wait(patience):
+            raise ConfigError(
+                f"run {run.name!r} does not end, as its reward function does not return: restart "
+                "the kernel, or pass concurrent=True to leave it alone"
+            )
+    return bool(going)
 
 
 def with_knobs(given: Settings, control: Control) -> Settings:
-    """The settings of the next step."""
-    return replace(given, **control.knobs())  # pyright: ignore[reportArgumentType]
+    """The settings of the step under way."""
+    return replace(given, **control.in_use)  # pyright: ignore[reportArgumentType]
 
 
 def void(_: object) -> None:
     """Drop a value."""
 
 
-def _take(loop: Loop, job: Job, steps: Any, told: Callable[[StepRecord], None]) -> str:  # noqa: ANN401
-    if loop.start.preflight and not _examined(loop, job):
-        return "stopped"
+def _whole(run: Run, loop: Loop, work: "Callable[[], str]") -> None:
+    """A run up to its end, which is told to whoever waits, whatever happens."""
+    error: BaseException | None = None
+    try:
+        error = loop.run(work)
+    except BaseException as interrupt:
+        error = interrupt
+        raise
+    finally:
+        _ACTIVE.discard(run)
+        if run.live is not None:
+            run.live.settle(error)
 
-    def each(record: StepRecord) -> None:
-        loop.told(record)
-        told(record)
 
-    return drive(steps, loop.writer, loop.control, loop.autosave, each)
+def _taken(loop: Loop, steps: "Iterator[StepRecord]", tell: "Teller", total: int) -> str:
+    def taken(record: "StepRecord") -> None:
+        loop.taken(record)
+        tell.step(record)
+
+    return drive(steps, loop.control, loop.writer, taken, done=loop.last, total=total)
 
 
-def _examined(loop: Loop, job: Job) -> bool:
+def _examined(loop: Loop, job: Job, tell: "Teller") -> bool:
     """Try the task; False if the run was stopped meanwhile."""
-    if not loop.control.enter():
+    if not loop.control.enter(loop.last):
         return False
     try:
-        for sentence in job.examine(loop.start.client, job.settings):
+        for sentence in job.task.examine(loop.client, job.settings):
             loop.writer.event("warning", sentence)
+            tell.warn(sentence)
     except CancelledError:
         if loop.control.stopping:
             return False
@@ -206,9 +189,10 @@ def _examined(loop: Loop, job: Job) -> bool:
 @atexit.register
 def _end_all() -> None:
     """Let runs that are under way end and save when the process does."""
-    active = list(_ACTIVE)
-    for run in active:
+    active: list[Callable[[float], bool]] = []
+    for run in list(_ACTIVE):
         run.stop(wait=False)
-    for run in active:
         if run.live is not None:
-            run.live.ended.wait(PATIENCE)
+            active.append(run.live.ended.wait)
+    for wait in active:
+        wait(PATIENCE)

@@ -1,5 +1,6 @@
 """A run as a person holds it: watch it, steer it, look into it, branch from it."""
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
     from xorl_lab.client import TrainingClient
     from xorl_lab.widgets import RunView
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +52,13 @@ class Live:
         """It has ended: tell whoever waits, and leave pictures where it was shown."""
         self.error = error
         self.ended.set()
-        for view in self.views:
-            view.finish()
-            view.close()
-        self.views.clear()
+        views, self.views = self.views, []
+        for view in views:
+            try:
+                view.finish()
+                view.close()
+            except Exception:  # the run itself is well, and recorded
+                logger.exception("a view of the run could not be finished")
 
 
 class Run:
@@ -149,28 +155,32 @@ class Run:
         """Go on: after a pause, or from the last checkpoint where the run has ended.
 
         Args:
-            changes: settings to change, such as ``steps``, where the run has ended.
+            changes: settings to change, such as ``steps``; a run under way is stopped for that.
+
+        Raises:
+            ConfigError: a setting is unknown or out of range, nothing is left to do, or the data
+                is not at hand.
         """
         if self.going and not changes:
             self._steered().resume()
             return self
         if self.live is None or self.live.links is None:
-            raise ConfigError(
-                f"run {self.name!r} was begun in another process, which had its data: call "
-                f"lab.grpo or lab.sft with the same data and resume={self.name!r}"
-            )
+            raise self._no_data(f"resume={self.name!r}")
         self.stop()
         return self.live.links.again(**changes)
 
     def stop(self, wait: bool = True) -> "Run":
         """End the run.  A step under way is given up unless it has changed the weights already.
 
+        A reward function that is being called is not interrupted: the run ends when it returns.
+
         Args:
             wait: return once it has ended and is saved.
         """
         if self.live is not None and self.going:
             self.live.control.stop()
-            if wait:
+            # A step that asks for its own end, in its reward function say, cannot wait for it.
+            if wait and not self.live.control.here:
                 self.live.ended.wait()
         return self
 
@@ -181,11 +191,14 @@ class Run:
             timeout: seconds; None = as long as it takes.
 
         Raises:
-            LabError: what made the run fail.
+            LabError: what made the run fail; so is whatever else did, as it was raised.
             TimeoutError: the time is up; the run goes on.
+            ConfigError: called by a step of the run, which would wait for itself.
         """
         if self.live is None:
             return self
+        if self.live.control.here:
+            raise ConfigError(f"run {self.name!r} cannot wait for itself: wait outside of its step")
         try:
             if not self.live.ended.wait(timeout):
                 raise TimeoutError(f"run {self.name!r} goes on after {timeout} seconds")
@@ -202,18 +215,16 @@ class Run:
         repeats what this run did.
 
         Args:
-            checkpoint: its name, such as ``step-40``.
+            checkpoint: its name, such as ``step-40``; behind one that the run did not name itself
+                steps are counted from 1.
             changes: settings that are to differ; ``name`` names the new run.
 
         Raises:
-            ConfigError: a setting is unknown, or this run was begun in another process.
+            ConfigError: a setting is unknown or out of range, or the data is not at hand.
             CheckpointError: there is no such checkpoint.
         """
         if self.live is None or self.live.links is None:
-            raise ConfigError(
-                f"run {self.name!r} was begun in another process, which had its data: call "
-                f"lab.grpo or lab.sft with branch=({self.name!r}, {checkpoint!r})"
-            )
+            raise self._no_data(f"branch=({self.name!r}, {checkpoint!r})")
         return self.live.links.branch(checkpoint, **changes)
 
     # Showing.
@@ -232,6 +243,8 @@ class Run:
             return RunView(readers)
         view = RunView(readers, self.live.control)
         self.live.views.append(view)
+        if not self.going:  # it ended meanwhile
+            self.live.settle(self.live.error)
         return view
 
     def show(self, beside: Sequence["Run"] = ()) -> None:
@@ -267,6 +280,18 @@ class Run:
 
     def _ipython_display_(self) -> None:
         self.show()
+
+    def _no_data(self, argument: str) -> ConfigError:
+        kind = self.info.kind
+        if kind not in ("grpo", "sft"):
+            return ConfigError(
+                f"run {self.name!r} was a loop of its caller's own: begin it again with a client "
+                "made from one of its checkpoints, see lab.checkpoints"
+            )
+        return ConfigError(
+            f"the data of run {self.name!r} is not at hand here: call lab.{kind} with the same "
+            f"data and {argument}"
+        )
 
     def _over(self) -> bool:
         return not self.going and self.status.state not in ("running", "paused")

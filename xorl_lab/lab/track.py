@@ -2,15 +2,18 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from xorl_lab.errors import ConfigError, LabError
 from xorl_lab.lab import console
 from xorl_lab.lab.autosave import Autosave
-from xorl_lab.lab.control import Control
+from xorl_lab.lab.control import Change, Control
 from xorl_lab.lab.driver import await_turn, interrupts
+from xorl_lab.lab.loop import described
 from xorl_lab.lab.run import Live, Run
+from xorl_lab.recipes.settings import check_integer
 from xorl_lab.store import Store, Writer
 from xorl_lab.types import Group, StepRecord
 
@@ -29,7 +32,8 @@ class Track(Run):
                 client.optim_step({"learning_rate": run.knobs["learning_rate"]}).result()
                 run.log(output.metrics)
 
-    Made by :meth:`xorl_lab.lab.lab.Lab.track`.
+    Its checkpoints are named after the run: ``mine-10``, ``mine-20``, ….  Made by
+    :meth:`xorl_lab.lab.lab.Lab.track`.
     """
 
     def __init__(
@@ -44,15 +48,17 @@ class Track(Run):
         self._writer: Writer = store.create(
             name=name, kind="custom", model=client.base_model, settings=settings
         )
-        control = Control(knobs, _any, lambda: client.version, self._note)
+        control = Control(knobs, _require_number, lambda: client.version, self._note)
         self._mine = control
         self._live = Live(control, client)
         super().__init__(store.run(self._writer.info.id), self._live)
         self._autosave = Autosave(
-            client, None, self._writer, every=save_every, keep=0, prefix="auto"
+            client, None, self._writer, every=save_every, keep=0, prefix=self.name
         )
         self._step = self._logged = 0
         self._began = time.perf_counter()
+        self._entered = False
+        self._record: StepRecord | None = None
 
     @property
     def knobs(self) -> Mapping[str, float]:
@@ -66,21 +72,33 @@ class Track(Run):
 
         Args:
             count: how many.
+
+        Raises:
+            ConfigError: outside of ``with``, or ``count`` is no integer > 0.
         """
-        last = self._step + count
+        check_integer("count", count, 1)
+        if not self._entered or not self.going:
+            raise ConfigError(
+                f"run {self.name!r} is not under way: take its steps in "
+                f"`with lab.track({self.name!r}, client) as run:`"
+            )
+        return self._turns(self._step + count)
+
+    def _turns(self, last: int) -> Iterator[int]:
         self._writer.status("running", total=last)
-        tell = console.teller(last, quiet=console.in_live_notebook())
+        tell = console.Teller(last, quiet=console.in_live_notebook())
         with interrupts(self._mine):
             while self._step < last:
                 await_turn(self._mine, self._writer)
                 if self._mine.stopping:
                     return
                 self._step += 1
+                self._mine.begin(self._step)
                 self._began = time.perf_counter()
                 yield self._step
-                if self._logged == self._step:
-                    self._autosave.after(self._step)
-                    tell(self._record)
+                self._autosave.after(self._step)
+                if self._record is not None and self._logged == self._step:
+                    tell.step(self._record)
 
     def log(
         self,
@@ -96,20 +114,23 @@ class Track(Run):
             warnings: sentences for the person at the screen.
 
         Raises:
-            ConfigError: outside of a step, or a second time in one.
+            ConfigError: outside of a step, a second time in one, or what is passed is of another
+                type.
         """
         if self._step == 0 or self._logged == self._step:
             what = "no step was begun" if self._step == 0 else f"step {self._step} is recorded"
             raise ConfigError(f"{what}: call log once in each turn of `for step in run.steps(…)`")
         seconds = {"seconds:step": time.perf_counter() - self._began}
-        numbers = {str(k): float(v) for k, v in metrics.items()}
         self._record = StepRecord(
-            self._step, seconds | numbers, list(rollouts), [str(w) for w in warnings]
+            self._step, seconds | _numbers(metrics), _groups(rollouts), _sentences(warnings)
         )
         self._writer.step(self._record)
         self._logged = self._step
 
     def __enter__(self) -> Self:
+        if self._entered:
+            raise ConfigError(f"run {self.name!r} was begun before: make another with lab.track")
+        self._entered = True
         self._writer.event("start", "begun")
         if console.in_live_notebook():
             self.show()
@@ -121,27 +142,70 @@ class Track(Run):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        stopped = self._mine.stopping or isinstance(error, KeyboardInterrupt)
         try:
-            # A step that was begun and not recorded may have moved the weights.
-            if self._logged == self._step and (error is None or stopped):
-                self._autosave.save(self._logged)
-            if error is None or stopped:
-                self._writer.status("stopped" if stopped else "finished")
+            if error is None:
+                self._ended()
             else:
-                named = isinstance(error, LabError)
-                text = str(error) if named else f"{type(error).__name__}: {error}"
-                self._writer.event("error", text, step=self._step or None)
-                self._writer.status("failed", text)
+                self._broken(error)
+        except BaseException as trouble:
+            if error is None:
+                with suppress(LabError):
+                    self._writer.status("failed", described(trouble))
+                raise
         finally:
-            self._writer.close()
-            self._live.settle()
+            try:
+                self._writer.close()
+            finally:
+                self._live.settle(error)
 
-    def _note(self, name: str, old: float, new: float) -> None:
-        data = {"name": name, "old": old, "new": new}
-        self._writer.event("knob", f"{name}: {old:g} → {new:g}", data=data)
+    def _ended(self) -> None:
+        """The loop is through, or was stopped between two steps."""
+        self._autosave.save(self._step)
+        ending = "stopped" if self._mine.stopping else "finished"
+        self._writer.event("end", ending, step=self._step or None)
+        self._writer.status(ending)
+
+    def _broken(self, error: BaseException) -> None:
+        """A step that was begun and not recorded may have moved the weights: it is not saved."""
+        state = "failed" if isinstance(error, Exception) else "stopped"
+        self._writer.event("error", described(error), step=self._step or None)
+        self._writer.status(state, described(error))
+        if self._logged == self._step:
+            self._autosave.save(self._step)
+
+    def _note(self, change: Change) -> None:
+        data = {"name": change.name, "old": change.old, "new": change.new}
+        text = f"{change.name}: {change.old:g} → {change.new:g}"
+        self._writer.event("knob", text, step=change.after or None, data=data)
 
 
-def _any(name: str, value: float) -> None:
-    """What the caller's numbers may be is the caller's business."""
-    del name, value
+def _require_number(name: str, value: object) -> None:
+    """What the caller's numbers may be is the caller's business, as long as they are numbers."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name} is {value!r}: pass a number")
+
+
+def _numbers(metrics: object) -> dict[str, float]:
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(f"metrics is a {type(metrics).__name__}: pass a dict of numbers by name")
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        try:
+            found[str(name)] = float(value)
+        except (TypeError, ValueError):
+            raise ConfigError(f"metric {name!r} is {value!r:.80}: pass a number") from None
+    return found
+
+
+def _groups(rollouts: object) -> list[Group]:
+    if not isinstance(rollouts, Sequence) or not all(isinstance(g, Group) for g in rollouts):
+        raise ConfigError(
+            f"rollouts is {rollouts!r:.80}: pass a list of xorl_lab.types.Group, one per prompt"
+        )
+    return list(rollouts)
+
+
+def _sentences(warnings: object) -> list[str]:
+    if isinstance(warnings, str) or not isinstance(warnings, Sequence):
+        raise ConfigError(f"warnings is {warnings!r:.80}: pass a list of sentences")
+    return [str(w) for w in warnings]
