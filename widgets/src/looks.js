@@ -153,8 +153,12 @@ export function translucent(colour, share) {
   return `rgba(${part(1)},${part(3)},${part(5)},${share})`;
 }
 
+const FOCUSABLE = new Set(["button", "input", "summary"]);
+
 /**
- * An element with attributes and children; text is only ever set as text.
+ * An element with attributes and children; text is only ever set as text.  JupyterLab looks for its
+ * shortcuts at the focused element before it looks at those around, so each that can have the focus
+ * says that there are none.
  * @param {string} tag
  * @param {Record<string, string | number | boolean | null>} [attributes]
  * @param {...(Node | string)} children
@@ -162,6 +166,7 @@ export function translucent(colour, share) {
  */
 export function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
+  if (FOCUSABLE.has(tag) || "tabindex" in attributes) element.setAttribute("data-lm-suppress-shortcuts", "true");
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === false) continue;
     element.setAttribute(name, value === true ? "" : String(value));

@@ -1,4 +1,4 @@
-import { afterEach, beforeEach, describe, expect, it } from "vitest";
+import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import makeControls from "../src/controls.js";
 import makeDashboard from "../src/dashboard.js";
 import { hubOf } from "../src/hub.js";
@@ -102,8 +102,12 @@ describe("the dashboard", () => {
   });
 
   it("keeps shortcuts from the notebook", async () => {
-    const { find } = await one();
-    expect(find(".xl-root").getAttribute("data-lm-suppress-shortcuts")).toBe("true");
+    const { all, find } = await one();
+    const focusable = all("button, input, summary, [tabindex]");
+    expect(focusable.length).toBeGreaterThan(5);
+    for (const element of [find(".xl-root"), ...focusable]) {
+      expect(element.getAttribute("data-lm-suppress-shortcuts")).toBe("true");
+    }
   });
 
   it("zooms, and asks for the steps that it only has thinned", async () => {
@@ -166,23 +170,32 @@ describe("the controls", () => {
     const group = `group-${count}`;
     const model = new FakeModel({ group, reason: "", knobs: { learning_rate: 1e-4 }, ...values });
     const module = makeControls();
-    module.initialize({ model });
+    vi.useFakeTimers();
+    cleanups.push(module.initialize({ model }), () => vi.useRealTimers());
     const el = document.createElement("div");
     document.body.replaceChildren(el);
     module.render({ model, el });
+    const meet = async () => {
+      await vi.advanceTimersByTimeAsync(700);
+      model.hear({ kind: "answer", id: model.sent.pop().id, heads: [] });
+      await vi.advanceTimersByTimeAsync(0);
+    };
+    const settle = () => vi.advanceTimersByTimeAsync(0);
     const button = (name) => [...el.querySelectorAll("button")].find((b) => b.textContent.trim().endsWith(name));
     const state = (now, knobs = { learning_rate: 1e-4 }) => hubOf(group).tell("state", { status: { state: now }, knobs, name: "a run" });
-    return { model, el, button, state, field: el.querySelector("input"), note: el.querySelector(".xl-reason") };
+    return { meet, settle, model, el, button, state, field: el.querySelector("input"), note: el.querySelector(".xl-reason") };
   }
 
-  it("sends what is clicked", () => {
-    const { model, button, state } = controls();
+  it("sends what is clicked", async () => {
+    const { model, button, state, meet, settle } = controls();
+    await meet();
     state("running");
     button("Pause").click();
     state("paused");
     button("Resume").click();
     button("Step").click();
     button("Stop").click();
+    await settle();
     expect(model.sent.map((m) => m.kind)).toEqual(["pause", "resume", "step", "stop"]);
   });
 
@@ -204,26 +217,52 @@ describe("the controls", () => {
   });
 
   it("sets a knob, and shows what the kernel says", async () => {
-    const { model, el, field, note, state } = controls();
+    const { model, el, field, note, state, meet, settle } = controls();
+    await meet();
     state("running");
     expect(field.value).toBe("1e-4");
     field.value = "3e-5";
     field.dispatchEvent(new Event("input"));
     el.querySelector("form").dispatchEvent(new Event("submit", { cancelable: true }));
+    await settle();
     expect(model.sent[0]).toMatchObject({ kind: "set", name: "learning_rate", value: 3e-5 });
     model.hear({ kind: "answer", id: model.sent[0].id, error: "out of range" });
-    await frame();
+    await settle();
     expect(note.textContent).toBe("out of range");
     state("running", { learning_rate: 5e-5 });
     expect(field.value).toBe("3e-5"); // what was typed is not overwritten
   });
 
-  it("does not send what is no number", () => {
-    const { model, el, field, state } = controls();
+  it("keeps what is clicked until the kernel has answered the first time", async () => {
+    const { model, button, state, meet, settle } = controls();
+    state("running");
+    button("Pause").click();
+    await settle();
+    expect(model.sent).toEqual([]);
+    await meet();
+    expect(model.sent.map((m) => m.kind)).toEqual(["pause"]);
+  });
+
+  it("says how to stop when the kernel does not answer", async () => {
+    const { model, note, button, state } = controls();
+    state("running");
+    await vi.advanceTimersByTimeAsync(7000);
+    expect(note.textContent).toContain("interrupt the kernel");
+    button("Stop").click();
+    await vi.advanceTimersByTimeAsync(0);
+    expect(model.sent.at(-1).kind).toBe("stop"); // heard once the cell is done
+    model.hear({ kind: "answer", id: model.sent[0].id });
+    expect(note.textContent).toBe("");
+  });
+
+  it("does not send what is no number", async () => {
+    const { model, el, field, state, meet, settle } = controls();
+    await meet();
     state("running");
     field.value = "abc";
     field.dispatchEvent(new Event("input"));
     el.querySelector("form").dispatchEvent(new Event("submit", { cancelable: true }));
+    await settle();
     expect(model.sent).toEqual([]);
     expect(field.getAttribute("aria-invalid")).toBe("true");
   });

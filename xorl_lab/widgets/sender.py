@@ -1,9 +1,12 @@
 """One thread that keeps all views of this process up to date."""
 
+import logging
 import threading
 import time
 import weakref
 from typing import Protocol
+
+_LOG = logging.getLogger(__name__)
 
 INTERVAL = 0.25
 """Seconds between two updates: at most four a second, however many steps there are."""
@@ -64,7 +67,7 @@ class Sender:
                 if not views:
                     self._thread = None
                     return
-            busy = [view.update() for view in views]
+            busy = [self._update(view) for view in views]
             if any(busy):
                 self._quiet_since = time.monotonic()
             del views
@@ -74,6 +77,16 @@ class Sender:
             if quiet > _IDLE_AFTER:
                 self._wake.wait(IDLE_INTERVAL - INTERVAL)
             self._wake.clear()
+
+    def _update(self, view: Updated) -> bool:
+        """Update one view.  One that cannot be updated is left alone; the others go on."""
+        try:
+            return view.update()
+        except Exception:  # noqa: BLE001 (whatever it is, the other views go on)
+            _LOG.exception("%r is no longer kept up to date", view)
+            with self._lock:
+                self._views.discard(view)
+            return False
 
 
 SENDER = Sender()

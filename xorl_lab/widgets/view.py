@@ -1,7 +1,6 @@
 """What a cell shows of a run: the dashboard with its controls."""
 
 import threading
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
@@ -57,11 +56,16 @@ class RunView:
         return self.controls.answered.is_set()
 
     def show(self) -> DisplayHandle | None:
-        """Display the view in the present cell; None in a script, where there is no cell."""
+        """Display the view in the present cell; None in a script, where there is no cell.
+
+        A view that was closed shows its picture.
+        """
         if get_ipython() is None:
             return None
+        if self._closed:
+            return display(self._still(), raw=True, display_id=True)
         _CELLS.entered(self)
-        handle = display(self._bundle(), raw=True, display_id=True)
+        handle = display(self._live(), raw=True, display_id=True)
         if handle is not None:
             self._handles.append(handle)
         return handle
@@ -73,7 +77,7 @@ class RunView:
         """
         if not self._handles:
             return
-        bundle = {"text/html": self._html(), "text/plain": repr(self)}
+        bundle = self._still()
         for handle in self._handles:
             handle.update(bundle, raw=True)
         self._handles.clear()
@@ -84,6 +88,7 @@ class RunView:
             return
         self._closed = True
         self._handles.clear()
+        _CELLS.left(self)
         self._box.children = ()
         if self._box.layout is not None:
             self._box.layout.close()
@@ -91,27 +96,17 @@ class RunView:
         self.controls.close()
         self.dashboard.close()
 
-    def _bundle(self) -> dict[str, Any]:
-        shown = {
-            WIDGET_VIEW: {
-                "version_major": 2,
-                "version_minor": 0,
-                "model_id": self._box.model_id,
-            }
-        }
-        plain = f"{self!r}\n{HOW_TO_STOP}"
-        return {**({} if self._closed else shown), "text/plain": plain}
+    def _live(self) -> dict[str, Any]:
+        model = {"version_major": 2, "version_minor": 0, "model_id": self._box.model_id}
+        return {WIDGET_VIEW: model, "text/plain": f"{self!r}\n{HOW_TO_STOP}"}
 
-    def _html(self) -> str:
-        return "".join(fallback_html(reader) for reader in self._readers) + _AGAIN
+    def _still(self) -> dict[str, Any]:
+        pictures = "".join(fallback_html(reader) for reader in self._readers)
+        return {"text/html": pictures + _AGAIN, "text/plain": repr(self)}
 
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        """Shown as the last value of a cell.  A view that was closed shows its picture."""
-        del include, exclude
-        if self._closed:
-            return {"text/html": self._html(), "text/plain": repr(self)}
-        _CELLS.entered(self)
-        return self._bundle()
+    def _ipython_display_(self) -> None:
+        """Shown as the last value of a cell."""
+        self.show()
 
     def __repr__(self) -> str:
         return f"RunView({', '.join(self.dashboard.names)})"
@@ -122,7 +117,7 @@ class _Cells:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._shown: dict[str, tuple[str, list[weakref.ref[RunView]]]] = {}
+        self._shown: dict[str, tuple[str, list[RunView]]] = {}
 
     def entered(self, view: RunView) -> None:
         """A view is being displayed: close what the cell showed in an earlier run of it."""
@@ -131,13 +126,17 @@ class _Cells:
             return
         with self._lock:
             before, views = self._shown.get(cell, (execution, []))
-            old = views if before != execution else []
-            kept = [ref for ref in views if ref() is not None] if before == execution else []
-            self._shown[cell] = (execution, [*kept, weakref.ref(view)])
-        for ref in old:
-            stale = ref()
-            if stale is not None and stale is not view:
-                stale.close()
+            old = [v for v in views if v is not view]
+            kept = old if before == execution else []
+            self._shown[cell] = (execution, [*kept, view])
+        for stale in old if before != execution else []:
+            stale.close()
+
+    def left(self, view: RunView) -> None:
+        """A view was closed."""
+        with self._lock:
+            for cell, (execution, views) in list(self._shown.items()):
+                self._shown[cell] = (execution, [v for v in views if v is not view])
 
 
 def _where() -> tuple[str | None, str]:
