@@ -1,11 +1,13 @@
 import asyncio
 import threading
+import time
 import weakref
+from collections.abc import Callable
 
 import pytest
 
 from xorl_lab.errors import CancelledError, EngineError
-from xorl_lab.futures import APIFuture, forbid_waiting
+from xorl_lab.futures import APIFuture, awaited_by, forbid_waiting
 
 
 def failed(error: BaseException) -> APIFuture[int]:
@@ -227,3 +229,52 @@ def test_a_loop_that_was_closed_meanwhile_does_not_disturb_the_worker():
 
 async def _waiting(future: APIFuture[int]) -> int:
     return await future
+
+
+def in_a_thread(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_what_a_thread_waits_for_can_be_found_and_cancelled():
+    def cancel() -> bool:
+        return future.set_exception(CancelledError("given up"))
+
+    future: APIFuture[int] = APIFuture(cancel)
+    ended: list[BaseException | None] = []
+
+    def wait() -> None:
+        try:
+            future.result()
+        except CancelledError as error:
+            ended.append(error)
+
+    thread = in_a_thread(wait)
+    while awaited_by(thread.ident or 0) is None:
+        time.sleep(0.001)
+    assert awaited_by(thread.ident or 0) is future
+    assert awaited_by(threading.get_ident()) is None
+    assert future.cancel()
+    thread.join(10)
+    assert len(ended) == 1
+    assert awaited_by(thread.ident or 0) is None
+
+
+def test_a_thread_waits_for_nothing_behind_an_answer_or_a_timeout():
+    here = threading.get_ident()
+    assert awaited_by(here) is None
+    assert APIFuture.completed(3).result() == 3
+    assert awaited_by(here) is None
+    pending: APIFuture[int] = APIFuture()
+    with pytest.raises(TimeoutError):
+        pending.result(0.01)
+    assert awaited_by(here) is None
+
+
+def test_a_future_that_was_waited_for_is_not_kept():
+    future: APIFuture[int] = APIFuture.completed(3)
+    future.result()
+    gone = weakref.ref(future)
+    del future
+    assert gone() is None

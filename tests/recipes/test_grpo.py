@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 
 import numpy as np
@@ -387,3 +388,46 @@ def test_settings_have_the_defaults_of_the_demo():
     settings = GrpoSettings(steps=1, max_tokens=1, learning_rate=1e-3)
     assert settings.adam().beta2 == 0.99
     assert settings.adam().grad_clip_norm == 1.0
+
+
+def drawn_from(client):
+    return [(prompt, params.seed) for prompt, params, _, _ in client.sampled]
+
+
+def test_a_run_taken_up_behind_some_steps_draws_what_would_have_come():
+    whole, rest = FakeClient(by_index), FakeClient(by_index)
+    run(whole, steps=5)
+    records = run(rest, steps=5, done=3)
+    assert [r.step for r in records] == [4, 5]
+    assert drawn_from(rest) == drawn_from(whole)[3 * SETTINGS["prompts_per_step"] :]
+
+
+def test_a_run_with_no_steps_left_is_empty_and_its_last_step_is_evaluated():
+    assert run(FakeClient(by_index), steps=3, done=3) == []
+    (record,) = run(FakeClient(by_index), steps=3, done=2, held_out=ROWS[:1])
+    assert "held_out:reward" in record.metrics
+
+
+@pytest.mark.parametrize("done", [-1, 1.5, True, None])
+def test_done_is_checked_before_anything_runs(done):
+    with pytest.raises(ConfigError, match=r"done is .*: pass an integer >= 0"):
+        grpo(FakeClient(by_index), ROWS, right, done=done, **SETTINGS)
+
+
+def test_settings_are_asked_for_before_each_step_and_made_of_those_that_were_given():
+    client, asked = FakeClient(by_index), []
+
+    def live(given):
+        asked.append(given)
+        rate = given.learning_rate / len(asked)
+        return dataclasses.replace(given, learning_rate=rate, temperature=0.5 * len(asked))
+
+    steps = grpo(client, ROWS, right, live=live, **{**SETTINGS, "steps": 3})
+    assert asked == []
+    for count, _ in enumerate(steps, 1):
+        assert len(asked) == count
+    assert len(set(map(id, asked))) == 1
+    assert [c.params["learning_rate"] for c in client.named("optim_step")] == [1e-3, 5e-4, 1e-3 / 3]
+    assert [p.temperature for _, p, _, _ in client.sampled[::2]] == [0.5, 1.0, 1.5]
+    losses_seen = client.named("forward_backward")
+    assert [c.params["logprob_temperature"] for c in losses_seen] == [0.5, 1.0, 1.5]

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from tests.recipes.fakes import EOS, FakeClient, byte_tokenizer_once
@@ -219,3 +221,42 @@ def test_the_loop_sees_every_example_once_per_epoch():
     assert {"loss:mean", "grad_norm", "seconds:train", "tokens_per_second"} <= set(
         records[0].metrics
     )
+
+
+def conversations(count):
+    return [
+        [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": f"{i}"}]
+        for i in range(count)
+    ]
+
+
+def trained_on(client):
+    calls = client.named("forward_backward")
+    return [[d.model_input.to_ints() for d in call.data] for call in calls]
+
+
+def test_a_run_taken_up_behind_some_steps_trains_on_what_would_have_come():
+    settings = {"learning_rate": 1e-3, "epochs": 3, "batch_size": 2, "seed": 4}
+    whole, rest = FakeClient(None), FakeClient(None)
+    records = list(sft(whole, conversations(5), **settings))
+    again = list(sft(rest, conversations(5), done=3, **settings))
+    assert [r.step for r in records] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [r.step for r in again] == [4, 5, 6, 7, 8]
+    assert trained_on(rest) == trained_on(whole)[3:]
+    assert list(sft(rest, conversations(5), done=8, **settings)) == []
+
+
+@pytest.mark.parametrize("done", [-1, 1.5, True, None])
+def test_done_is_checked_before_anything_runs(done):
+    with pytest.raises(ConfigError, match=r"done is .*: pass an integer >= 0"):
+        sft(FakeClient(None), conversations(2), done=done, learning_rate=1e-3, steps=1)
+
+
+def test_settings_are_asked_for_before_each_step():
+    client, rates = FakeClient(None), iter([1e-3, 2e-3, 3e-3])
+
+    def live(given):
+        return dataclasses.replace(given, learning_rate=next(rates))
+
+    list(sft(client, conversations(2), live=live, learning_rate=1.0, steps=3))
+    assert [c.params["learning_rate"] for c in client.named("optim_step")] == [1e-3, 2e-3, 3e-3]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from xorl_lab.client import ServiceClient
 from xorl_lab.errors import ConfigError
 from xorl_lab.home import home
-from xorl_lab.lab import card, compare, launch
+from xorl_lab.lab import active, card, compare
 from xorl_lab.lab.adapter import checked_shape
 from xorl_lab.lab.conduct import SAVE_EVERY, parted
 from xorl_lab.lab.jobs import grpo_task, sft_task
@@ -147,6 +147,9 @@ class Lab:
 
         Returns:
             To be used in ``with``; see :class:`~xorl_lab.lab.track.Track`.
+
+        Raises:
+            ConfigError: the name, a knob or ``save_every`` is none.
         """
         return Track(self._store, client, name, dict(settings or {}), dict(knobs or {}), save_every)
 
@@ -159,7 +162,7 @@ class Lab:
             StoreError: there is none; lists those there are.
         """
         reader = self._store.run(name)
-        for run in launch.others(self._store.path):
+        for run in active.others(self._store.path):
             if run.info.id == reader.info.id:
                 return run
         return Run(reader)

@@ -1,13 +1,11 @@
-"""Beginning the steps of a run: who drives them, and what happens when the process ends."""
+"""Beginning the steps of a run, and who drives them."""
 
-import atexit
 import threading
-import weakref
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xorl_lab.errors import CancelledError, ConfigError
+from xorl_lab.errors import CancelledError
+from xorl_lab.lab import active
 from xorl_lab.lab.autosave import Autosave
 from xorl_lab.lab.control import Change, Control
 from xorl_lab.lab.driver import drive, interrupts
@@ -23,10 +21,6 @@ if TYPE_CHECKING:
     from xorl_lab.client import TrainingClient
     from xorl_lab.lab.console import Teller
     from xorl_lab.types import StepRecord
-
-PATIENCE = 20.0
-"""Seconds that the end of the process waits for runs to end and save."""
-_ACTIVE: "weakref.WeakSet[Run]" = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +77,7 @@ def launch(job: Job, reader: Reader, writer: Writer, start: Start, links: Links)
         control.pause()
     loop = Loop(start.client, control, writer, start.autosave, done)
     run = Run(reader, Live(control, start.client, links))
-    _ACTIVE.add(run)
+    active.RUNS.add(run)
 
     def work() -> str:
         if start.show and not start.background:
@@ -106,38 +100,6 @@ def launch(job: Job, reader: Reader, writer: Writer, start: Start, links: Links)
     return run.wait()
 
 
-def others(root: Path) -> list[Run]:
-    """Runs under way in this process whose record lies in the same store."""
-    here = root.resolve()
-    return [run for run in list(_ACTIVE) if run.going and run.reader.path.resolve() == here]
-
-
-def end_others(root: Path, patience: float = 60.0) -> bool:
-    """Stop the runs under way on a store, and wait for them.
-
-    Args:
-        root: of the store.
-        patience: seconds to wait for each.
-
-    Returns:
-        True if there were any.
-
-    Raises:
-        ConfigError: one does not end.
-    """
-    going = others(root)
-    for run in going:
-        run.stop(wait=False)
-    for run in going:
-        assert run.live is not None
-        if not run.live.control.here and not run.live.ended.wait(patience):
-            raise ConfigError(
-                f"run {run.name!r} does not end, as its reward function does not return: restart "
-                "the kernel, or pass concurrent=True to leave it alone"
-            )
-    return bool(going)
-
-
 def with_knobs(given: Settings, control: Control) -> Settings:
     """The settings of the step under way."""
     return replace(given, **control.in_use)  # pyright: ignore[reportArgumentType]
@@ -156,7 +118,7 @@ def _whole(run: Run, loop: Loop, work: "Callable[[], str]") -> None:
         error = interrupt
         raise
     finally:
-        _ACTIVE.discard(run)
+        active.RUNS.discard(run)
         if run.live is not None:
             run.live.settle(error)
 
@@ -184,15 +146,3 @@ def _examined(loop: Loop, job: Job, tell: "Teller") -> bool:
     finally:
         loop.control.leave()
     return True
-
-
-@atexit.register
-def _end_all() -> None:
-    """Let runs that are under way end and save when the process does."""
-    active: list[Callable[[float], bool]] = []
-    for run in list(_ACTIVE):
-        run.stop(wait=False)
-        if run.live is not None:
-            active.append(run.live.ended.wait)
-    for wait in active:
-        wait(PATIENCE)

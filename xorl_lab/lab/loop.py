@@ -67,8 +67,8 @@ class Loop:
             self._failed(caught)
         finally:
             self.control.leave()
-            error = self._closed() or error
-        return error
+            trouble = self._closed()
+        return error or trouble
 
     def _failed(self, error: BaseException) -> None:
         text = described(error)

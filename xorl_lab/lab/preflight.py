@@ -100,6 +100,14 @@ def _rewards(groups: Sequence[Group]) -> list[str]:
             f"all {len(found)} completions of a trial got the same reward, {found[0]:g}: without "
             f"differences there is nothing to learn from; {hint}",
         ]
+    pairs = [g for g in groups if len(g.rollouts) > 1]
+    if pairs and all(len({r.reward for r in g.rollouts}) == 1 for g in pairs):
+        return [
+            *note,
+            f"the {len(pairs[0].rollouts)} completions of each prompt of a trial got the same "
+            "reward, and only those of one prompt are compared: there is nothing to learn from; "
+            "raise temperature or group_size, or give partial credit",
+        ]
     return note
 
 

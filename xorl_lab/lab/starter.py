@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from xorl_lab.engine import engine
 from xorl_lab.errors import ConfigError, StoreError
-from xorl_lab.lab import console, launch, origin
+from xorl_lab.lab import active, console, launch, origin
 from xorl_lab.lab.autosave import Autosave
 from xorl_lab.lab.conduct import Conduct, parted
 from xorl_lab.lab.jobs import Job, Task
@@ -60,7 +60,7 @@ class Starter:
                 was begun, and what was under way still is.
         """
         begun, job = self._planned(task, conduct, chosen)
-        if not conduct.concurrent and launch.end_others(self._store.path):
+        if not conduct.concurrent and active.end_others(self._store.path):
             begun, job = self._planned(task, conduct, chosen)  # what they have saved counts
         if begun.reader is not None:
             _require_idle(begun.reader)

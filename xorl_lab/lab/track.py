@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from xorl_lab.errors import ConfigError, LabError
 from xorl_lab.lab import console
 from xorl_lab.lab.autosave import Autosave
+from xorl_lab.lab.conduct import check_run_name
 from xorl_lab.lab.control import Change, Control
 from xorl_lab.lab.driver import await_turn, interrupts
 from xorl_lab.lab.loop import described
@@ -45,6 +46,10 @@ class Track(Run):
         knobs: dict[str, float],
         save_every: int,
     ) -> None:
+        check_run_name(name)
+        check_integer("save_every", save_every, 0)
+        for knob, value in knobs.items():
+            _require_number(f"knob {knob!r}", value)
         self._writer: Writer = store.create(
             name=name, kind="custom", model=client.base_model, settings=settings
         )

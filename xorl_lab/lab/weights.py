@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from xorl_lab.checkpoints import catalog
 from xorl_lab.checkpoints.names import MODEL_ID, Address
 from xorl_lab.errors import CheckpointError, ConfigError
-from xorl_lab.lab import launch
+from xorl_lab.lab import active
 from xorl_lab.lab.autosave import step_of
 from xorl_lab.recipes.settings import suggest
 from xorl_lab.store import Reader, RunInfo, Store
@@ -125,7 +125,7 @@ class Weights:
         """
         if reference == BASE:
             return self._base
-        for run in launch.others(self._store.path):
+        for run in active.others(self._store.path):
             if run.name == reference:
                 return run.client.save_weights_and_get_sampling_client()
         if not isinstance(reference, str):

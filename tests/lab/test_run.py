@@ -1,0 +1,92 @@
+"""A run as a person holds it."""
+
+import pytest
+
+from tests.lab.support import Gate, grpo, lab_in, until
+from xorl_lab.lab.run import Live
+
+
+def test_what_a_run_says_of_itself(lab):
+    run = grpo(lab, steps=2)
+    assert repr(run) == "Run('grpo-1': grpo of tiny, 2 steps)"
+    assert run.name == run.info.name == "grpo-1"
+    assert run.status.state == "finished"
+    assert not run.going
+    assert run.metrics.index.tolist() == [1, 2]
+    assert len(run.rollouts()) == 16
+    assert len(run.rollouts(limit=3, order_by="reward", descending=True)) == 3
+    assert run.client.version == 2
+    assert run.wait() is run
+    assert run.stop() is run
+
+
+def test_warnings_are_there_once_each(lab):
+    run = grpo(lab, steps=3, max_tokens=1)
+    assert len(run.warnings) == 1
+    assert len(run.reader.events(kinds=["warning"])) == 3
+
+
+def test_the_same_run_from_elsewhere(lab):
+    with Gate().closed() as gate:
+        run = grpo(lab, steps=10_000, reward=gate, background=True)
+        assert gate.reached.wait(20)
+        assert lab.run("grpo-1") is run
+        assert lab.run(run.info.id) is run
+    run.stop()
+    seen = lab_in(lab.folder).run("grpo-1")
+    assert seen is not run
+    assert seen.live is None
+    assert seen.wait() is seen
+    assert seen.metrics.equals(run.metrics)
+
+
+class View:
+    def __init__(self, broken=False):
+        self.done, self.broken = [], broken
+
+    def finish(self):
+        self.done.append("finish")
+        if self.broken:
+            raise RuntimeError("the page is gone")
+
+    def close(self):
+        self.done.append("close")
+
+
+def test_views_are_finished_at_the_end_and_one_that_fails_harms_no_other(lab, caplog):
+    with Gate().closed() as gate:
+        run = grpo(lab, steps=1, reward=gate, background=True)
+        assert gate.reached.wait(20)
+        broken, well = View(broken=True), View()
+        run.live.views += [broken, well]
+    run.wait(20)
+    until(lambda: well.done == ["finish", "close"])
+    assert run.live.views == []
+    assert "a view of the run could not be finished" in caplog.text
+
+
+def test_a_view_that_comes_late_is_finished_at_once():
+    live = Live(None, None)
+    live.settle(None)
+    late = View()
+    live.views.append(late)
+    live.settle(live.error)
+    assert late.done == ["finish", "close"]
+
+
+def test_the_dashboard_of_a_run(lab, tmp_path):
+    pytest.importorskip("anywidget")
+    run = grpo(lab, steps=2)
+    view = run.view()
+    view.close()
+    other = grpo(lab, steps=2)
+    assert run.figure("reward", beside=[other]).data
+    page = run.export(tmp_path / "run.html").read_text()
+    assert "grpo-1" in page
+    with Gate().closed() as gate:
+        live = grpo(lab, steps=1, reward=gate, background=True)
+        assert gate.reached.wait(20)
+        view = live.view()
+        assert live.live.views == [view]
+    live.wait(20)
+    until(lambda: live.live.views == [])

@@ -1,0 +1,55 @@
+"""The runs under way in this process, and what happens to them when it ends."""
+
+import atexit
+import weakref
+from pathlib import Path
+
+from xorl_lab.errors import ConfigError
+from xorl_lab.lab.run import Run
+
+PATIENCE = 20.0
+"""Seconds that the end of the process waits for runs to end and save."""
+RUNS: "weakref.WeakSet[Run]" = weakref.WeakSet()
+"""Those that are driven here."""
+
+
+def others(root: Path) -> list[Run]:
+    """Runs under way in this process whose record lies in the same store."""
+    here = root.resolve()
+    return [run for run in list(RUNS) if run.going and run.reader.path.resolve() == here]
+
+
+def end_others(root: Path, patience: float = 60.0) -> bool:
+    """Stop the runs under way on a store, and wait for them.
+
+    Args:
+        root: of the store.
+        patience: seconds to wait for each.
+
+    Returns:
+        True if there were any.
+
+    Raises:
+        ConfigError: one does not end.
+    """
+    going = others(root)
+    for run in going:
+        run.stop(wait=False)
+    for run in going:
+        assert run.live is not None
+        if not run.live.control.here and not run.live.ended.wait(patience):
+            raise ConfigError(
+                f"run {run.name!r} does not end, as its reward function does not return: restart "
+                "the kernel, or pass concurrent=True to leave it alone"
+            )
+    return bool(going)
+
+
+@atexit.register
+def _end_all() -> None:
+    """Let runs that are under way end and save when the process does."""
+    lives = [run.live for run in list(RUNS) if run.live is not None]
+    for live in lives:
+        live.control.stop()
+    for live in lives:
+        live.ended.wait(PATIENCE)
