@@ -95,7 +95,7 @@ def saved(lab: Lab, run: str) -> list[str]:
     """Names of a run's checkpoints in order of step."""
     folder = lab.folder / "checkpoints" / run / "weights"
     names = [p.parent.name for p in folder.glob(f"*/{STATE}")]
-    return sorted(names, key=lambda n: int(n.rpartition("-")[2]))
+    return sorted(names, key=lambda n: (int(n.rpartition("-")[2]), n))
 
 
 def texts(run: Run, kind: str) -> list[str]:

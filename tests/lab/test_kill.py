@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -26,7 +27,7 @@ POINTS = [
     ("create", 1, BEHIND),
     ("event", 1, BEHIND),  # begun
     ("preflight", 1, BEHIND),
-    ("draw", 9, BEFORE),
+    ("draw", 4, BEFORE),
     ("backward", 3, BEFORE),
     ("backward", 3, BEHIND),
     ("optimize", 4, BEFORE),
@@ -160,8 +161,9 @@ def test_a_kernel_that_is_killed_at_random_moments(kernels, tmp_path, whole, cou
     for i in range(count):
         folder = tmp_path / str(i)
         child = kernels.start(folder)
-        time.sleep(0.05 + 0.6 * chance.random())
-        os.kill(child, signal.SIGKILL)
+        time.sleep(0.02 + 0.4 * chance.random())
+        with suppress(ProcessLookupError):  # it may have ended
+            os.kill(child, signal.SIGKILL)
         killed += kernels.wait() == "killed"
         lab = lab_in(folder)
         if lab.runs().empty:

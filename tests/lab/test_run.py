@@ -22,8 +22,9 @@ def test_what_a_run_says_of_itself(lab):
 
 def test_warnings_are_there_once_each(lab):
     run = grpo(lab, steps=3, max_tokens=1)
-    assert len(run.warnings) == 1
-    assert len(run.reader.events(kinds=["warning"])) == 3
+    recorded = [e.text for e in run.reader.events(kinds=["warning"])]
+    assert len(recorded) > len(run.warnings)
+    assert set(recorded) == set(run.warnings)
 
 
 def test_the_same_run_from_elsewhere(lab):
