@@ -131,7 +131,7 @@ def test_a_run_in_a_thread(open_notebook, server):
 
     # A shortcut pressed on the charts stays there.
     cells = page.evaluate(CELLS)
-    grid = page.locator(".xl-grid").first
+    grid = page.locator(".xl-grid[tabindex]").first
     grid.focus()
     for key in ("b", "a", "ArrowRight", "ArrowRight", "x"):
         page.keyboard.press(key)
@@ -147,11 +147,10 @@ def test_a_run_in_a_thread(open_notebook, server):
     notebook.run(2)
     notebook.wait("() => document.querySelectorAll('.xl-dashboard').length >= 1")
     notebook.wait(SHOWS, first + 15)
-    chart = page.locator('[data-panel="reward"]').last
-    chart.scroll_into_view_if_needed()
-    page.locator(".xl-grid").last.focus()
+    page.locator(".xl-dashboard").nth(1).wait_for()  # the saved output is live again too
+    page.locator(".xl-grid[tabindex]").last.focus()
     page.keyboard.press("Home")
-    assert page.locator(".xl-where").last.text_content().startswith("step 1")
+    page.locator(".xl-where").last.get_by_text("step 1", exact=False).wait_for()
 
     notebook.run(3)
     notebook.wait("() => document.querySelector('.jp-RenderedHTML img[src^=\"data:image/png\"]')")

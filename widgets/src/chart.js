@@ -175,7 +175,14 @@ export class Chart {
       bands,
       hooks: {
         draw: [(plot) => this._drawMarks(plot)],
-        setCursor: [(plot) => board.pointAt(plot.cursor.idx === null || plot.cursor.left < 0 ? null : plot.data[0][plot.cursor.idx], this)],
+        // New data moves the plot's own crosshair too: only the mouse may move that of the board.
+        init: [(plot) => this._follow(plot)],
+        setCursor: [
+          (plot) => {
+            const { idx, left } = plot.cursor;
+            if (this._mouse && idx !== null && left >= 0) board.pointAt(plot.data[0][idx], this);
+          },
+        ],
         setSelect: [
           (plot) => {
             const { left, width: wide } = plot.select;
@@ -187,6 +194,17 @@ export class Chart {
         ],
       },
     };
+  }
+
+  /** @param {any} plot */
+  _follow(plot) {
+    this._mouse = false;
+    plot.over.addEventListener("mouseenter", () => (this._mouse = true));
+    plot.over.addEventListener("mousemove", () => (this._mouse = true));
+    plot.over.addEventListener("mouseleave", () => {
+      this._mouse = false;
+      this.board.pointAt(null, this);
+    });
   }
 
   /** @param {number | null} low @param {number | null} high @returns {[number, number]} */

@@ -156,15 +156,17 @@ class Knob {
     this._off = false;
     this._field.addEventListener("input", () => this._check());
     this._field.addEventListener("keydown", (event) => {
-      if (event.key !== "Escape") return;
+      if (event.key === "Escape") this._field.value = written(this._value);
+      else if (event.key === "Enter") apply(event); // JupyterLab swallows what would submit a form
+      else return;
       event.stopPropagation();
-      this._field.value = written(this._value);
       this._check();
     });
-    this.element.addEventListener("submit", (event) => {
+    const apply = (event) => {
       event.preventDefault();
       if (!this._set.disabled) act({ kind: "set", name, value: read(this._field.value) });
-    });
+    };
+    this.element.addEventListener("submit", apply);
   }
 
   /** @param {number | null} value @param {boolean} off */

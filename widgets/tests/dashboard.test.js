@@ -223,7 +223,7 @@ describe("the controls", () => {
     expect(field.value).toBe("1e-4");
     field.value = "3e-5";
     field.dispatchEvent(new Event("input"));
-    el.querySelector("form").dispatchEvent(new Event("submit", { cancelable: true }));
+    key(field, "Enter");
     await settle();
     expect(model.sent[0]).toMatchObject({ kind: "set", name: "learning_rate", value: 3e-5 });
     model.hear({ kind: "answer", id: model.sent[0].id, error: "out of range" });

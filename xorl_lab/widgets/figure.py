@@ -24,7 +24,7 @@ def figure(readers: "Sequence[Reader]", names: Sequence[str] | None = None) -> g
 
     Args:
         readers: of the runs; several are laid over each other, one panel per metric.
-        names: metrics to draw; None draws those that the dashboard shows before "more".
+        names: metrics to draw; None or none draws those that the dashboard shows before "more".
 
     Raises:
         ConfigError: there is no run, or none of them has such a metric.
@@ -69,7 +69,7 @@ def figure(readers: "Sequence[Reader]", names: Sequence[str] | None = None) -> g
 
 def _chosen(there: Sequence[str], names: Sequence[str] | None, *, several: bool) -> list[Panel]:
     """The panels to draw."""
-    if names is None:
+    if not names:
         return [p for p in panels(there, several=several) if p.section != MORE]
     unknown = [name for name in names if name not in there]
     if unknown:

@@ -24,7 +24,10 @@ HOW_TO_STOP = (
 )
 
 
-_AGAIN = "<p><i>Display the run again for charts that can be explored.</i></p>"
+_AGAIN = (
+    "<p><i>A picture, so that it stays in the saved notebook.  Charts that can be explored: "
+    "<code>view()</code> and <code>figure()</code> of the run.</i></p>"
+)
 
 
 class RunView:
@@ -73,7 +76,7 @@ class RunView:
     def finish(self) -> None:
         """Replace the view, wherever it was displayed, by what a saved notebook can keep.
 
-        That is a picture and a table.  Display the run again for the charts that can be explored.
+        That is a picture and a table.
         """
         if not self._handles:
             return
