@@ -63,7 +63,8 @@ train()
 print("ended by", commands.calls)
 """
 AGAIN = "again = RunView([store.run(writer.info.id)], commands); again.show();"
-END = "commands.stopped.set(); thread.join(); view.finish(); view.close()"
+# Outputs that were loaded with the page cannot be replaced any more, only those displayed since.
+END = "commands.stopped.set(); thread.join(); again.finish(); again.close(); view.close()"
 LAST = """() => {
   const steps = [...document.querySelectorAll('.xl-steps')];
   return Math.max(0, ...steps.map(e => Number(e.textContent.match(/step (\\d+)/)?.[1] ?? 0)));

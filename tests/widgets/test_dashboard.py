@@ -12,7 +12,7 @@ from tests.widgets import runs
 from xorl_lab.errors import ConfigError
 from xorl_lab.types import StepRecord
 from xorl_lab.widgets import Dashboard, RunView
-from xorl_lab.widgets.controls import NO_COMMANDS, Controls
+from xorl_lab.widgets.controls import ENDED, NO_COMMANDS, Controls
 from xorl_lab.widgets.sender import INTERVAL, SENDER
 
 
@@ -205,6 +205,13 @@ def test_without_commands_the_reason_is_given(dashboard):
     controls = Spoken(dashboard, None)
     assert controls.reason == NO_COMMANDS
     assert say(controls, kind="stop")[0]["error"] == NO_COMMANDS
+    controls.close()
+
+
+def test_of_a_run_that_has_ended_another_reason_is_given(dashboard):
+    dashboard.going = False
+    controls = Spoken(dashboard, None)
+    assert controls.reason == ENDED
     controls.close()
 
 

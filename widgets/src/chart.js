@@ -169,7 +169,7 @@ export class Chart {
       },
       axes: [
         { ...axis, size: 20, space: 50, grid, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 1e7], values: (_, splits) => splits.map((v) => (v % 1 === 0 ? tick(v) : "")) },
-        { ...axis, size: 44, space: 24, grid, values: (_, splits) => splits.map((v) => (v === null ? "" : tick(v))) },
+        { ...axis, size: 44, space: 24, grid, values: (_, splits) => splits.map((v) => (v === null ? "" : tick(v, splits.length > 1 ? splits[1] - splits[0] : 0))) },
       ],
       series,
       bands,

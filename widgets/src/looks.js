@@ -69,8 +69,13 @@ export function number(value) {
 /**
  * A number at an axis: no zeros that say nothing.
  * @param {number} value
+ * @param {number} between  distance to the next tick; 0 = not known
  */
-export function tick(value) {
+export function tick(value, between = 0) {
+  // Where three digits do not tell neighbours apart, as many as their distance takes.
+  if (between > 0 && Math.abs(value) / between > 900 && Math.abs(value) < 1e6) {
+    return value.toFixed(Math.min(12, Math.max(0, Math.ceil(-Math.log10(between)))));
+  }
   const text = number(Number(value.toPrecision(10)));
   return text.includes("·") ? text : text.replace(/(\.\d*?)0+(?=\D*$)/, "$1").replace(/\.(?=\D*$)/, "");
 }
@@ -103,18 +108,29 @@ export function readTheme(element) {
   const style = getComputedStyle(element);
   const read = (name, fallback) => style.getPropertyValue(name).trim() || fallback;
   const dark = isDark();
-  return {
+  // A canvas ignores what it cannot read, such as light-dark(…): the browser works such values out
+  // for the colour of an element.
+  const probe = document.createElement("span");
+  element.append(probe);
+  const colour = (name, fallback) => {
+    probe.style.color = `var(${name}, ${fallback})`;
+    const found = getComputedStyle(probe).color;
+    return found.startsWith("rgb") || found.startsWith("color(") ? found : fallback;
+  };
+  const theme = {
     dark,
     lines: dark ? COLOURS_DARK : COLOURS,
-    text: read("--xl-muted", dark ? "#a8b0ba" : "#57606a"),
-    strong: read("--xl-text", dark ? "#e6e8eb" : "#1d2129"),
-    grid: read("--xl-grid", dark ? "rgba(255,255,255,.09)" : "rgba(0,0,0,.08)"),
-    accent: read("--xl-accent", "#1976d2"),
+    text: colour("--xl-muted", dark ? "#a8b0ba" : "#57606a"),
+    strong: colour("--xl-text", dark ? "#e6e8eb" : "#1d2129"),
+    grid: colour("--xl-grid", dark ? "rgba(255,255,255,.09)" : "rgba(0,0,0,.08)"),
+    accent: colour("--xl-accent", "#1976d2"),
     warn: dark ? "#ffb454" : "#9a5b00",
     bad: dark ? "#ff7b72" : "#b3261e",
-    back: read("--xl-back", dark ? "#111" : "#fff"),
+    back: colour("--xl-back", dark ? "#111" : "#fff"),
     font: `10px ${read("--xl-font", "system-ui, sans-serif")}`,
   };
+  probe.remove();
+  return theme;
 }
 
 /** True if the page is dark: JupyterLab and VS Code say so on the body, else the system does. */

@@ -24,6 +24,11 @@ describe("numbers", () => {
     (value, text) => expect(tick(value)).toBe(text),
   );
 
+  it("tells neighbours at an axis apart", () => {
+    expect([0.99999, 1, 1.00001].map((v) => tick(v, 1e-5))).toEqual(["0.99999", "1.00000", "1.00001"]);
+    expect([0.5, 1].map((v) => tick(v, 0.5))).toEqual(["0.5", "1"]);
+  });
+
   it.each([[5, "5 s"], [65, "1 min 05 s"], [3600, "1 h 00 min"], [null, ""], [Infinity, ""]])("%s seconds are %s", (s, text) =>
     expect(duration(s)).toBe(text),
   );

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from xorl_lab.types import RunCommands
 
 NO_COMMANDS = "This run is not driven from this kernel: it can be watched here, not steered."
+ENDED = "This run has ended: run.resume() takes it up again."
 ACTIONS = ("pause", "resume", "step", "stop")
 
 
@@ -47,7 +48,7 @@ class Controls(anywidget.AnyWidget):
         """Set once a page has been heard of."""
         super().__init__(
             group=dashboard.group,
-            reason=NO_COMMANDS if commands is None else "",
+            reason="" if commands is not None else NO_COMMANDS if dashboard.going else ENDED,
             knobs={} if commands is None else finite(commands.knobs()),
         )
         self.on_msg(self._hear)

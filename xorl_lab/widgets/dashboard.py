@@ -49,6 +49,8 @@ class Dashboard(anywidget.AnyWidget):
             raise ConfigError("there are no runs to show: pass at least one reader")
         self._lock = threading.RLock()
         self._feeds = [Feed(reader) for reader in readers]
+        self.going = readers[0].status().state in ("running", "paused")
+        """Whether the first run was under way when this was made."""
         self._commands = commands
         self._knobs: dict[str, float | None] = self._read_knobs()
         self._sent = [feed.history.names for feed in self._feeds]
