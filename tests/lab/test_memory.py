@@ -38,13 +38,14 @@ def test_amounts_for_people():
 
 
 MEASURE = """
-import json, resource, sys
+import json, re, sys
 import xorl_lab as xl
 from xorl_lab.lab import card
 from xorl_lab.lab.memory import estimate
 
 rank, prompts, group, length = (int(x) for x in sys.argv[2:])
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+# Not ru_maxrss, which a child inherits from whoever started it.
+peak = lambda: 1024 * int(re.search("VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
 import torch, transformers, peft, xorl_lab.lab  # what is there before any model
 before = peak()
 lab = xl.Lab("SmolLM2-135M-Instruct", rank=rank or None, folder=sys.argv[1], device="cpu")
@@ -55,9 +56,11 @@ lab.grpo(
     preflight=False, quiet=True, save_every=0,
 )
 loaded = lab._starter.loaded()
-row = len(loaded.tokenizer.encode(text)) + length
+prompt = len(loaded.tokenizer.encode(text))
+trained = prompts * (prompt + group * length)  # completions of a prompt share it
 parts = estimate(
-    card._shape(loaded, rank or None), tokens=card.TOKENS, rows=prompts * group, row_tokens=row
+    card._shape(loaded, rank or None), tokens=min(card.TOKENS, trained), rows=prompts * group,
+    row_tokens=prompt + length,
 )
 print(json.dumps({"measured": peak() - before, "estimated": sum(parts.values()), "parts": parts}))
 """
