@@ -79,7 +79,17 @@ def _png(feed: Feed, shown: list[Panel]) -> bytes:
 
     columns = min(_COLUMNS, len(shown))
     rows = -(-len(shown) // columns)
-    fig: Any = Figure(figsize=(3.6 * columns, 2.1 * rows), dpi=80, layout="constrained")
+    fig: Any = Figure(figsize=(3.6 * columns, 2.1 * rows), dpi=80)
+    # By hand, since a layout engine draws everything several times.
+    high, wide = 2.1 * rows, 3.6 * columns
+    fig.subplots_adjust(
+        left=0.45 / wide,
+        right=1 - 0.1 / wide,
+        top=1 - 0.3 / high,
+        bottom=0.25 / high,
+        wspace=0.17,
+        hspace=0.4,
+    )
     for i, panel in enumerate(shown):
         axes = fig.add_subplot(rows, columns, i + 1)
         _draw(axes, feed, panel)
