@@ -180,10 +180,10 @@ class Notebook:
         """Run a cell without waiting for its end."""
         self.page.evaluate(RUN, [index])
 
-    def run(self, index: int) -> None:
+    def run(self, index: int, seconds: float = 20) -> None:
         """Run a cell to its end."""
         self.start(index)
-        self.wait("i => window.xorlDone[i]", index)
+        self.wait("i => window.xorlDone[i]", index, seconds)
 
     def wait(self, condition: str, argument: object = None, seconds: float = 20) -> None:
         """Wait until a condition in JavaScript holds."""

@@ -1,0 +1,131 @@
+"""A real run in a real JupyterLab, steered by its buttons."""
+
+import time
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+from tests.widgets.jupyter import Notebook, Server, browser, chromium  # noqa: E402
+from xorl_lab.home import home  # noqa: E402
+
+pytestmark = [
+    pytest.mark.skipif(
+        chromium() is None, reason="chromium is not installed: apt-get install chromium"
+    ),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+SETUP = """
+import os
+os.environ["XORL_LAB_HOME"] = {home!r}
+import xorl_lab as xl
+lab = xl.Lab({model!r}, rank=4, folder="lab")
+# Seventy letters and digits, each often: the rewards of a group differ.
+def reward(tokens): return sum(t % 7 for t in tokens) / len(tokens)
+settings = dict(steps=100_000, learning_rate=1e-3, preflight=False, save_every=0)
+settings |= dict(max_tokens={tokens}, group_size=4, prompts_per_step=2)
+"""
+BEGIN = "run = lab.grpo(['one', 'two', 'three'], reward, **settings)\nrun"
+BLOCK = "run = lab.grpo(['one', 'two', 'three'], reward, background=False, **settings)"
+ELSEWHERE = "import xorl_lab as xl\nseen = xl.Lab('tiny', rank=4, folder='lab').run('grpo-1')\nseen"
+TOLD = """
+run.wait()
+rates = run.metrics["learning_rate"]
+turned = [e for e in run.reader.events() if e.kind == "knob"][0]
+print(run.status.state, turned.text, rates[turned.step], rates[turned.step + 1])
+"""
+STEP = """() => Math.max(0, ...[...document.querySelectorAll('.xl-steps')].map(
+  e => Number(e.textContent.match(/step (\\d+)/)?.[1] ?? 0)))"""
+SHOWS = f"n => ({STEP})() >= n"
+READY = "() => document.querySelector('.xl-stop') && !document.querySelector('.xl-stop').disabled"
+LOADING = 120
+"""Seconds that importing torch and loading a model may take beside other work."""
+STOPPED = "() => document.querySelector('.xl-state').textContent.includes('stopped')"
+
+
+@pytest.fixture
+def server(root, tmp_path):
+    started = Server(tmp_path / "jupyter", root)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def open_notebook(server):
+    with browser() as chrome:
+
+        def open_(name, cells):
+            server.write(name, cells)
+            notebook = Notebook(
+                chrome.new_page(viewport={"width": 1200, "height": 1200}), server, name
+            )
+            notebook.idle()
+            return notebook
+
+        yield open_
+
+
+def setup(model="tiny", tokens=8):
+    return SETUP.format(home=str(home()), model=model, tokens=tokens)
+
+
+def stop(notebook, seconds):
+    """Press Stop, and hold how long the run takes to end against ``seconds``."""
+    begun = time.perf_counter()
+    notebook.page.locator(".xl-stop").click()
+    notebook.wait(STOPPED, seconds=30)
+    assert time.perf_counter() - begun < seconds
+
+
+def test_a_run_in_the_background(open_notebook):
+    notebook = open_notebook("a.ipynb", [setup(), BEGIN, TOLD])
+    page = notebook.page
+    notebook.run(0, LOADING)
+    notebook.run(1, LOADING)
+    notebook.wait(SHOWS, 3)
+    first = page.evaluate(STEP)
+    notebook.wait(SHOWS, first + 3)  # it goes on although no cell runs
+
+    # Another notebook, another kernel, the same run.
+    other = open_notebook("b.ipynb", [ELSEWHERE])
+    other.run(0, LOADING)
+    other.wait(SHOWS, first + 3)
+    second = other.page.evaluate(STEP)
+    other.wait(SHOWS, second + 3)
+    assert other.page.locator(".xl-stop").is_disabled()
+
+    # Another learning rate, from the next step on; then the end.
+    notebook.wait(READY)
+    field = page.locator(".xl-knob input").first
+    field.fill("2e-4")
+    field.press("Enter")
+    page.locator(".xl-knob input[title='now 2·10⁻⁴']").first.wait_for()
+    notebook.wait(SHOWS, page.evaluate(STEP) + 2)
+    stop(notebook, 1.0)
+    notebook.run(2)
+    assert "stopped learning_rate: 0.001 → 0.0002 0.001 0.0002" in notebook.output(2)
+    assert notebook.errors == other.errors == []
+
+
+def test_a_run_in_a_cell_that_blocks(open_notebook):
+    notebook = open_notebook("a.ipynb", [setup(), BLOCK])
+    notebook.run(0, LOADING)
+    notebook.start(1)
+    notebook.wait(SHOWS, 3, 60)
+    notebook.wait(READY)
+    stop(notebook, 1.0)
+    notebook.wait("i => window.xorlDone[i]", 1)
+    assert notebook.errors == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", [BEGIN, BLOCK], ids=["background", "blocking"])
+def test_stop_lands_inside_a_step_of_a_real_model(open_notebook, cell):
+    # A step of some twenty seconds, most of it drawing.
+    notebook = open_notebook("a.ipynb", [setup("SmolLM2-135M-Instruct", 200), cell])
+    notebook.run(0, LOADING)
+    notebook.start(1)
+    notebook.wait(READY, seconds=60)
+    notebook.page.wait_for_timeout(3000)
+    assert notebook.page.evaluate(STEP) == 0
+    stop(notebook, 1.0)
