@@ -17,18 +17,20 @@ def blocks(text: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [0, 1, 2])
 def test_readme_examples_run(root, number, empty_home, capsys):
     code = blocks((root / "README.md").read_text())[number]
     for old, new in CHANGES.items():
         code = code.replace(old, new)
     scope: dict[str, object] = {}
     exec(compile(code, f"README.md, example {number}", "exec"), scope)
-    assert capsys.readouterr().out.strip()
+    said = capsys.readouterr()
+    # A lab writes a line per step to standard error where there is no notebook.
+    assert said.out.strip() or "step 2 of 2" in said.err
 
 
 def test_readme_examples_are_all_tested(root):
-    assert len(blocks((root / "README.md").read_text())) == 2
+    assert len(blocks((root / "README.md").read_text())) == 3
 
 
 def test_links_between_documents_lead_somewhere(root):
