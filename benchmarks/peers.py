@@ -147,10 +147,8 @@ def sampling(channel: Channel) -> None:
         channel.stop()
         drawn = output[:, inputs["input_ids"].shape[1] :]
         # What comes behind the end of a row is padding; the end itself was drawn.
-        ended = (drawn == tokenizer.eos_token_id).cumsum(-1) - (
-            drawn == tokenizer.eos_token_id
-        ).int()
-        channel.answer(int((ended == 0).sum()))
+        ends = (drawn == tokenizer.eos_token_id).int()
+        channel.answer(int((ends.cumsum(-1) - ends == 0).sum()))
 
 
 def train(channel: Channel) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from xorl_lab.errors import CancelledError
-from xorl_lab.lab.control import Control
+from xorl_lab.lab.control import Change, Control
 from xorl_lab.store import Writer
 from xorl_lab.types import StepRecord
 
@@ -71,6 +71,13 @@ def await_turn(control: Control, writer: Writer) -> None:
     if not control.stopping:
         writer.status("running")
         writer.event("resume", "going on")
+
+
+def note_change(writer: Writer, change: Change) -> None:
+    """Record that a knob was turned."""
+    text = f"{change.name}: {change.old:g} → {change.new:g}"
+    data = {"name": change.name, "old": change.old, "new": change.new}
+    writer.event("knob", text, step=change.after or None, data=data)
 
 
 @contextmanager

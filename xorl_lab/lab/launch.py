@@ -2,13 +2,14 @@
 
 import threading
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from xorl_lab.errors import CancelledError
 from xorl_lab.lab import active
 from xorl_lab.lab.autosave import Autosave
-from xorl_lab.lab.control import Change, Control
-from xorl_lab.lab.driver import drive, interrupts
+from xorl_lab.lab.control import Control
+from xorl_lab.lab.driver import drive, interrupts, note_change
 from xorl_lab.lab.jobs import Job, Settings
 from xorl_lab.lab.loop import Loop
 from xorl_lab.lab.origin import Origin
@@ -59,17 +60,11 @@ def launch(job: Job, reader: Reader, writer: Writer, start: Start, links: Links)
         LabError: in the foreground, what made the run fail.
     """
     done = start.origin.done
-
-    def changed(change: Change) -> None:
-        text = f"{change.name}: {change.old:g} → {change.new:g}"
-        data = {"name": change.name, "old": change.old, "new": change.new}
-        writer.event("knob", text, step=change.after or None, data=data)
-
     control = Control(
         job.knobs(),
         lambda name, value: void(job.with_knobs({name: value})),
         lambda: start.client.version,
-        changed,
+        partial(note_change, writer),
         done=done,
         planned=start.origin.planned,
     )

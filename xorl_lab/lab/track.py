@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -10,8 +11,8 @@ from xorl_lab.errors import ConfigError, LabError
 from xorl_lab.lab import console
 from xorl_lab.lab.autosave import Autosave
 from xorl_lab.lab.conduct import check_run_name
-from xorl_lab.lab.control import Change, Control
-from xorl_lab.lab.driver import await_turn, interrupts
+from xorl_lab.lab.control import Control
+from xorl_lab.lab.driver import await_turn, interrupts, note_change
 from xorl_lab.lab.loop import described
 from xorl_lab.lab.run import Live, Run
 from xorl_lab.recipes.settings import check_integer
@@ -53,7 +54,9 @@ class Track(Run):
         self._writer: Writer = store.create(
             name=name, kind="custom", model=client.base_model, settings=settings
         )
-        control = Control(knobs, _require_number, lambda: client.version, self._note)
+        control = Control(
+            knobs, _require_number, lambda: client.version, partial(note_change, self._writer)
+        )
         self._mine = control
         self._live = Live(control, client)
         super().__init__(store.run(self._writer.info.id), self._live)
@@ -177,11 +180,6 @@ class Track(Run):
         self._writer.status(state, described(error))
         if self._logged == self._step:
             self._autosave.save(self._step)
-
-    def _note(self, change: Change) -> None:
-        data = {"name": change.name, "old": change.old, "new": change.new}
-        text = f"{change.name}: {change.old:g} → {change.new:g}"
-        self._writer.event("knob", text, step=change.after or None, data=data)
 
 
 def _require_number(name: str, value: object) -> None:
