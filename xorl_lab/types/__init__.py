@@ -3,7 +3,7 @@
 Names, fields and defaults are those of xorl_client 0.1.0 and pytrio 0.2.9 where these have them.
 """
 
-from xorl_lab.types.commands import RunCommands
+from xorl_lab.types.commands import CheckpointCommands, InspectorCommands, RunCommands
 from xorl_lab.types.data import Datum, ModelInput, TensorData
 from xorl_lab.types.params import AdamParams, LoraRunSpec, SamplingParams
 from xorl_lab.types.records import Group, Rollout, StepRecord
@@ -20,9 +20,11 @@ from xorl_lab.types.results import (
 __all__ = [
     "AdamParams",
     "BatchSampleResult",
+    "CheckpointCommands",
     "Datum",
     "ForwardBackwardOutput",
     "Group",
+    "InspectorCommands",
     "LoraRunSpec",
     "LossFnOutput",
     "ModelInput",
