@@ -246,7 +246,7 @@ def test_a_view_says_how_to_stop_where_nothing_answers(reader, writer):
     assert view.show() is None  # a script has no cell
     view.finish()
     view.close()
-    assert "<table" in view._still()["text/html"]
+    assert "<table" in view.still()
 
 
 def test_a_view_that_cannot_be_updated_is_left_alone(caplog):

@@ -1,11 +1,10 @@
 // The controls' module.  It alone speaks to the kernel: see xorl_lab/widgets/controls.py.
 
+import { openChannel } from "./channel.js";
 import { hubOf } from "./hub.js";
 import { h, number, stateOf } from "./looks.js";
 import style from "./style.css";
 
-/** When to say hello: once JupyterLab has made the kernel's second thread, then until answered. */
-const HELLOS = [600, 1500, 3000, 6000];
 const PATIENCE = 4000;
 const ACTIONS = [
   { kind: "pause", text: "Pause", glyph: "‖", title: "Halt before the next step", when: ["running"] },
@@ -27,55 +26,14 @@ export default () => {
 
   function initialize({ model }) {
     const hub = hubOf(model.get("group"));
-    const open = new Map();
-    let count = 0;
-    const heard = (content, buffers) => {
-      if (content?.kind !== "answer") return;
-      if (deaf) {
-        deaf = false;
+    const channel = openChannel(model, {
+      greeted: (answer) => hub.tell("heads", answer.heads ?? []),
+      deafened: (value) => {
+        deaf = value;
         draw();
-      }
-      open.get(content.id)?.({ content, buffers: buffers ?? [] });
-      open.delete(content.id);
-    };
-    model.on("msg:custom", heard);
-    // An id of its own: every page that shows this model hears every answer.
-    const page = Math.random().toString(36).slice(2);
-    const send = (content) =>
-      new Promise((answer) => {
-        count += 1;
-        const id = `${page}-${count}`;
-        open.set(id, answer);
-        model.send({ ...content, id });
-      });
-    // What is asked before the kernel's second thread is there would wait for the end of the cell.
-    let ready;
-    const handshake = new Promise((go) => (ready = go));
-    ask = async (content) => {
-      await handshake;
-      return send(content);
-    };
-    const late = () => {
-      deaf = true;
-      ready();
-      draw();
-    };
-    let answered = false;
-    const hello = async () => {
-      const { content } = await send({ kind: "hello" });
-      answered = true;
-      ready();
-      hub.tell("heads", content.heads ?? []);
-    };
-    const timers = HELLOS.map((ms, i) =>
-      setTimeout(() => {
-        if (!answered) hello();
-        if (!answered && i === HELLOS.length - 1) late();
-      }, ms),
-    );
-    const shown = () => document.visibilityState === "visible" && hello();
-    document.addEventListener("visibilitychange", shown);
-    addEventListener("online", shown);
+      },
+    });
+    ask = channel.ask;
     hub.connect(ask);
     const stop = hub.on("state", (value) => {
       state = value;
@@ -84,10 +42,7 @@ export default () => {
     state = hub.state ?? { status: null, knobs: model.get("knobs") };
     return () => {
       stop();
-      timers.forEach(clearTimeout);
-      document.removeEventListener("visibilitychange", shown);
-      removeEventListener("online", shown);
-      model.off("msg:custom", heard);
+      channel.close();
       hub.connect(null);
     };
   }

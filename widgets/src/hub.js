@@ -4,7 +4,7 @@
 const HUBS = Symbol.for("xorl_lab.hubs");
 
 /**
- * @typedef {(content: Record<string, unknown>) => Promise<{content: any, buffers: DataView[]}>} Ask
+ * @typedef {import("./channel.js").Ask} Ask
  */
 
 class Hub {

@@ -1,4 +1,4 @@
-"""What a cell shows of a run: the dashboard with its controls."""
+"""What a cell shows: widgets, and what stays of them when the notebook is saved."""
 
 import threading
 from typing import TYPE_CHECKING, Any
@@ -22,65 +22,59 @@ HOW_TO_STOP = (
     "No live view here.  To stop a run that this cell drives, interrupt the kernel (the ■ button): "
     "the step under way is given up, everything before it is kept and saved."
 )
-
-
+_SAVED = "What the saved notebook keeps"
 _AGAIN = (
     "<p><i>A picture, so that it stays in the saved notebook.  Charts that can be explored: "
     "<code>view()</code> and <code>figure()</code> of the run.</i></p>"
 )
 
 
-class RunView:
-    """A live view of runs, which may be displayed any number of times.
+class View:
+    """Widgets that a cell shows, and what stays of them in a saved notebook.
 
-    Displayed again in the same cell, it frees the views that the cell showed before.
+    It may be displayed any number of times.  Displayed again in the same cell, it frees the views
+    that the cell showed before.
 
     Args:
-        readers: of the runs; the first one is the one that ``commands`` steers.
-        commands: what the buttons do; None disables them, with the reason.
-
-    Raises:
-        ConfigError: there is no run.
+        parts: the widgets, from top to bottom.
     """
 
-    def __init__(self, readers: "Sequence[Reader]", commands: "RunCommands | None" = None) -> None:
-        self._readers = list(readers)
-        self.dashboard = Dashboard(readers, commands)
-        """The charts."""
-        self.controls = Controls(self.dashboard, commands)
-        """Buttons and knobs."""
-        self._box = ipywidgets.VBox([self.controls, self.dashboard])
+    endless = False
+    """True for a view that no run ends: what stays of it is displayed beneath it, folded."""
+
+    def __init__(self, parts: "Sequence[ipywidgets.DOMWidget]") -> None:
+        self._box = ipywidgets.VBox(parts)
+        self._parts = list(parts)
         self._handles: list[DisplayHandle] = []
         self._closed = False
 
-    @property
-    def answered(self) -> bool:
-        """True once a page has shown this view and was heard of."""
-        return self.controls.answered.is_set()
+    def still(self) -> str:
+        """HTML that a saved notebook keeps, all text in it escaped."""
+        raise NotImplementedError
 
     def show(self) -> DisplayHandle | None:
         """Display the view in the present cell; None in a script, where there is no cell.
 
-        A view that was closed shows its picture.
+        A view that was closed shows what a saved notebook keeps.
         """
         if get_ipython() is None:
             return None
         if self._closed:
-            return display(self._still(), raw=True, display_id=True)
+            return display(self._kept(), raw=True, display_id=True)
         _CELLS.entered(self)
         handle = display(self._live(), raw=True, display_id=True)
         if handle is not None:
             self._handles.append(handle)
+        if self.endless:
+            folded = f"<details><summary>{_SAVED}</summary>{self.still()}</details>"
+            display({"text/html": folded, "text/plain": ""}, raw=True)
         return handle
 
     def finish(self) -> None:
-        """Replace the view, wherever it was displayed, by what a saved notebook can keep.
-
-        That is a picture and a table.
-        """
+        """Replace the view, wherever it was displayed, by what a saved notebook can keep."""
         if not self._handles:
             return
-        bundle = self._still()
+        bundle = self._kept()
         for handle in self._handles:
             handle.update(bundle, raw=True)
         self._handles.clear()
@@ -96,20 +90,51 @@ class RunView:
         if self._box.layout is not None:
             self._box.layout.close()
         self._box.close()
-        self.controls.close()
-        self.dashboard.close()
+        for part in self._parts:
+            part.close()
 
     def _live(self) -> dict[str, Any]:
         model = {"version_major": 2, "version_minor": 0, "model_id": self._box.model_id}
-        return {WIDGET_VIEW: model, "text/plain": f"{self!r}\n{HOW_TO_STOP}"}
+        return {WIDGET_VIEW: model, "text/plain": repr(self)}
 
-    def _still(self) -> dict[str, Any]:
-        pictures = "".join(fallback_html(reader) for reader in self._readers)
-        return {"text/html": pictures + _AGAIN, "text/plain": repr(self)}
+    def _kept(self) -> dict[str, Any]:
+        return {"text/html": self.still(), "text/plain": repr(self)}
 
     def _ipython_display_(self) -> None:
         """Shown as the last value of a cell."""
         self.show()
+
+
+class RunView(View):
+    """A live view of runs: charts, buttons and knobs.
+
+    Args:
+        readers: of the runs; the first one is the one that ``commands`` steers.
+        commands: what the buttons do; None disables them, with the reason.
+
+    Raises:
+        ConfigError: there is no run.
+    """
+
+    def __init__(self, readers: "Sequence[Reader]", commands: "RunCommands | None" = None) -> None:
+        self._readers = list(readers)
+        self.dashboard = Dashboard(readers, commands)
+        """The charts."""
+        self.controls = Controls(self.dashboard, commands)
+        """Buttons and knobs."""
+        super().__init__([self.controls, self.dashboard])
+
+    @property
+    def answered(self) -> bool:
+        """True once a page has shown this view and was heard of."""
+        return self.controls.answered.is_set()
+
+    def still(self) -> str:
+        """A picture and a table of each run."""
+        return "".join(fallback_html(reader) for reader in self._readers) + _AGAIN
+
+    def _live(self) -> dict[str, Any]:
+        return super()._live() | {"text/plain": f"{self!r}\n{HOW_TO_STOP}"}
 
     def __repr__(self) -> str:
         return f"RunView({', '.join(self.dashboard.names)})"
@@ -120,9 +145,9 @@ class _Cells:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._shown: dict[str, tuple[str, list[RunView]]] = {}
+        self._shown: dict[str, tuple[str, list[View]]] = {}
 
-    def entered(self, view: RunView) -> None:
+    def entered(self, view: View) -> None:
         """A view is being displayed: close what the cell showed in an earlier run of it."""
         cell, execution = _where()
         if cell is None:
@@ -135,7 +160,7 @@ class _Cells:
         for stale in old if before != execution else []:
             stale.close()
 
-    def left(self, view: RunView) -> None:
+    def left(self, view: View) -> None:
         """A view was closed."""
         with self._lock:
             for cell, (execution, views) in list(self._shown.items()):
