@@ -3,7 +3,6 @@ from types import SimpleNamespace
 import pytest
 
 from tests.lab.support import grpo, lab_in
-from xorl_lab.checkpoints import catalog
 from xorl_lab.lab import Lab, card
 
 ROWS = [
@@ -51,17 +50,3 @@ def test_html_is_escaped():
     html = card.markup({"folder": "/<script>&"})
     assert "<script" not in html
     assert "/&lt;script&gt;&amp;" in html
-
-
-def test_a_checkpoint_that_is_deleted_meanwhile_is_no_error(lab, monkeypatch):
-    disk_use = catalog.disk_use
-    calls = []
-
-    def vanish(root):
-        calls.append(root)
-        if len(calls) == 1:
-            raise FileNotFoundError(root)
-        return disk_use(root)
-
-    monkeypatch.setattr(catalog, "disk_use", vanish)
-    assert "checkpoints" in lab._facts()["on the disk"]

@@ -1,16 +1,42 @@
 """Which checkpoints there are, which have expired, and what they take on the disk."""
 
+import os
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from xorl_lab.checkpoints.folder import STATE, discard, glance
+from xorl_lab.checkpoints.folder import STATE, amend, discard, glance
 from xorl_lab.checkpoints.names import KINDS, Address
 from xorl_lab.errors import CheckpointError
 from xorl_lab.types.checkpoints import Checkpoint, DeleteCheckpointResponse, TrainingRun
 
 TYPES = {"weights": "training", "sampler_weights": "sampler"}
+
+
+def states(root: Path, model_id: str | None = None) -> list[tuple[Address, Mapping[str, Any]]]:
+    """All readable checkpoints under a root with what each says of itself, oldest first.
+
+    What did not change since it was last read is not read again.
+
+    Args:
+        root: folder of all checkpoints.
+        model_id: only those of this model.
+
+    Returns:
+        Addresses, each with its ``state.json``, which is shared: not to be written to.
+    """
+    models = _names(root) if model_id is None else [model_id]
+    found: list[tuple[Address, Mapping[str, Any]]] = []
+    for model in models:
+        for kind in KINDS:
+            for name in _names(root / model / kind):
+                with suppress(CheckpointError, OSError):
+                    state = _known(os.path.join(root, model, kind, name))
+                    found.append((Address(model, kind, name), state))
+    return sorted(found, key=lambda pair: (float(pair[1].get("created", 0.0)), pair[0].uri))
 
 
 def listing(root: Path, model_id: str | None = None) -> list[Checkpoint]:
@@ -20,18 +46,7 @@ def listing(root: Path, model_id: str | None = None) -> list[Checkpoint]:
         root: folder of all checkpoints.
         model_id: only those of this model.
     """
-    found: list[tuple[float, Checkpoint]] = []
-    for path in root.glob(f"{model_id or '*'}/*/*/{STATE}"):
-        folder = path.parent
-        if folder.name.startswith(".") or folder.parent.name not in KINDS:
-            continue
-        try:
-            state = glance(folder)
-        except CheckpointError:
-            continue
-        address = Address(folder.parent.parent.name, folder.parent.name, folder.name)
-        found.append((float(state.get("created", 0.0)), _describe(address, folder, state)))
-    return [checkpoint for _, checkpoint in sorted(found, key=lambda pair: (pair[0], pair[1].path))]
+    return [_describe(address, state) for address, state in states(root, model_id)]
 
 
 def delete(root: Path, address: Address) -> None:
@@ -41,6 +56,21 @@ def delete(root: Path, address: Address) -> None:
         CheckpointError: ``checkpoint.not_found``.
     """
     discard(address.folder(root))
+
+
+def expire(root: Path, address: Address, seconds: float | None) -> None:
+    """Let a checkpoint expire.
+
+    Args:
+        root: folder of all checkpoints.
+        address: of the checkpoint.
+        seconds: from now; None = never.
+
+    Raises:
+        CheckpointError: ``checkpoint.not_found``, or ``checkpoint.damaged``.
+    """
+    moment = None if seconds is None else time.time() + seconds
+    amend(address.folder(root), {"ttl_seconds": seconds, "expires_at": moment})
 
 
 def try_delete(root: Path, model_id: str, which: str) -> DeleteCheckpointResponse:
@@ -108,18 +138,56 @@ def sweep(root: Path, now: float | None = None) -> list[str]:
 
 
 def disk_use(root: Path) -> int:
-    """Bytes of all checkpoints."""
-    return sum(file.stat().st_size for file in root.rglob("*") if file.is_file())
+    """Bytes of all checkpoints; of those that are deleted meanwhile, what was there to be seen."""
+    total = 0
+    for folder, _, files in os.walk(root):
+        for name in files:
+            with suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
 
 
-def _describe(address: Address, folder: Path, state: dict[str, Any]) -> Checkpoint:
+def size_of(state: Mapping[str, Any]) -> int:
+    """Bytes of a checkpoint's files but for its state, as it says itself."""
+    return sum(int(facts["bytes"]) for facts in state["files"].values())
+
+
+_KEPT = 16384
+"""States that are remembered; more than a folder holds, unless it has outgrown us."""
+_seen: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {}
+
+
+def _known(folder: str) -> Mapping[str, Any]:
+    facts = os.stat(os.path.join(folder, STATE))
+    mark = (facts.st_mtime_ns, facts.st_size, facts.st_ino)
+    seen = _seen.get(folder)
+    if seen is not None and seen[0] == mark:
+        return seen[1]
+    state = glance(Path(folder))
+    if len(_seen) >= _KEPT:
+        _seen.clear()
+    _seen[folder] = (mark, state)
+    return state
+
+
+def _names(folder: Path) -> Iterator[str]:
+    """Visible entries of a folder, none if there is no such folder."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries]
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    yield from (name for name in names if not name.startswith("."))
+
+
+def _describe(address: Address, state: Mapping[str, Any]) -> Checkpoint:
     expires = state.get("expires_at")
     return Checkpoint(
         checkpoint_id=f"{address.kind}/{address.name}",
         checkpoint_type=TYPES[address.kind],
         time=iso(float(state.get("created", 0.0))),
         path=address.uri,
-        size_bytes=sum(int(facts["bytes"]) for facts in state["files"].values()),
+        size_bytes=size_of(state),
         expires_at=None if expires is None else iso(float(expires)),
     )
 

@@ -62,9 +62,7 @@ def write(
             writer(aside / name)
             files[name] = {"bytes": (aside / name).stat().st_size, "sha256": _flush(aside / name)}
         document = {"format": FORMAT, **state, "files": files}
-        sealed = {**document, _SEAL: _seal(document)}
-        (aside / STATE).write_text(json.dumps(sealed, indent=1, sort_keys=True), encoding="utf-8")
-        _flush(aside / STATE)
+        _write_state(aside, document)
         _flush_folder(aside)
         _rename(aside, target, overwrite)
     finally:
@@ -125,6 +123,31 @@ def glance(target: Path) -> dict[str, Any]:
     return state
 
 
+def amend(target: Path, changes: Mapping[str, Any]) -> None:
+    """Change values of a checkpoint's ``state.json``; at any moment it is the old or the new one.
+
+    Args:
+        target: the checkpoint.
+        changes: JSON values by name.
+
+    Raises:
+        CheckpointError: ``checkpoint.not_found``, or ``checkpoint.damaged``.
+    """
+    document = {**glance(target), **changes}
+    aside = _beside(target, _ASIDE)
+    try:
+        aside.mkdir()
+        _write_state(aside, document)
+        try:
+            (aside / STATE).replace(target / STATE)
+        except FileNotFoundError:  # it was deleted meanwhile
+            glance(target)
+            raise
+        _flush_folder(target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
 def discard(target: Path) -> None:
     """Delete a checkpoint, a damaged one too.
 
@@ -154,6 +177,12 @@ def recover(root: Path) -> None:
             path.rename(path.parent / match[3])
         else:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _write_state(folder: Path, document: Mapping[str, Any]) -> None:
+    sealed = {**document, _SEAL: _seal(document)}
+    (folder / STATE).write_text(json.dumps(sealed, indent=1, sort_keys=True), encoding="utf-8")
+    _flush(folder / STATE)
 
 
 def _rename(aside: Path, target: Path, overwrite: bool) -> None:

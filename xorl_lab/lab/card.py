@@ -2,7 +2,6 @@
 
 import html
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,15 +39,14 @@ def facts(
         result["computes in"] = f"{loaded.dtype} on {loaded.device}"
         result["context"] = f"{loaded.context_length} tokens"
         parts = estimate(_shape(loaded, rank), tokens=TOKENS, rows=ROWS, row_tokens=ROW_TOKENS)
-        free = available()
-        room = f"; {amount(free)} are free" if free is not None else ""
+        free = available(loaded.device)
         result["memory to train"] = (
             f"about {amount(sum(parts.values()))} with {ROWS} completions of "
-            f"{ROW_TOKENS} tokens{room}"
+            f"{ROW_TOKENS} tokens; {amount(free)} are free"
         )
     result["trains"] = "the full weights" if rank is None else f"an adapter of rank {rank}"
     count = len(store.runs())
-    saved = f", checkpoints {amount(_disk_use(root))}" if root is not None else ""
+    saved = f", checkpoints {amount(catalog.disk_use(root))}" if root is not None else ""
     result["folder"] = str(folder)
     what = f"{count} run{'' if count == 1 else 's'}"
     result["on the disk"] = f"{what}, record {amount(store.disk_bytes())}{saved}"
@@ -69,14 +67,6 @@ def markup(known: Mapping[str, str]) -> str:
         for name, value in known.items()
     )
     return f"<table>{rows}</table>"
-
-
-def _disk_use(root: Path) -> int:
-    """Bytes of all checkpoints; a run may be deleting some of them at this moment."""
-    for _ in range(5):
-        with suppress(FileNotFoundError):
-            return catalog.disk_use(root)
-    return 0
 
 
 def _shape(loaded: "LoadedModel", rank: int | None) -> Shape:
