@@ -55,11 +55,12 @@ METHODS: dict[type, dict[str, str]] = {
         "get_tokenizer": ALONE,
         "sample": (
             "(self, prompt, sampling_params=None, num_samples=1, return_logprobs=True, "
-            "lora_path=None, *, prompt_logprobs=False, top_logprobs=0, timeout=None)"
+            "lora_path=None, *, prompt_logprobs=False, top_logprobs=0, entropies=False, "
+            "timeout=None)"
         ),
         "sample_batch": (
             "(self, prompts, sampling_params=None, num_samples=1, return_logprobs=True, "
-            "timeout=None)"
+            "timeout=None, *, top_logprobs=0, entropies=False)"
         ),
     },
     xl.ServiceClient: {
@@ -165,7 +166,9 @@ CONSTRUCTORS: dict[type, str] = {
     xl.OptimStepResponse: "(metrics=<factory>, info=<factory>)",
     xl.SaveWeightsResponse: "(path, model)",
     checkpoints.SaveWeightsForSamplerResponse: "(path, model='', size=None, model_path=None)",
-    xl.SampledSequence: "(tokens, stop_reason='stop', logprobs=None, text=None, top_logprobs=None)",
+    xl.SampledSequence: (
+        "(tokens, stop_reason='stop', logprobs=None, text=None, top_logprobs=None, entropies=None)"
+    ),
     xl.SampleResponse: "(sequences, meta_info=None, prompt_logprobs=None)",
     xl.BatchSampleResult: "(completed, failed, cancelled)",
     checkpoints.Checkpoint: (

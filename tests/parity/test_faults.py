@@ -109,8 +109,8 @@ def test_an_adapter_of_half_its_strength(trainer, monkeypatch):
 def test_logprobs_that_ignore_the_temperature(trainer, monkeypatch):
     real = embedded.draw
 
-    def at_one(logits, params, numbers, top=0):
-        drawn = real(logits, params, numbers, top)
+    def at_one(logits, *asked):
+        drawn = real(logits, *asked)
         drawn.logprobs[:] = torch.log_softmax(logits.double(), -1).gather(
             -1, drawn.tokens[:, None]
         )[:, 0]
@@ -127,8 +127,8 @@ def test_logprobs_of_the_token_before(trainer, monkeypatch):
     real = embedded.draw
     kept = []
 
-    def late(logits, params, numbers, top=0):
-        drawn = real(logits, params, numbers, top)
+    def late(*asked):
+        drawn = real(*asked)
         now = drawn.logprobs.clone()
         if kept and len(kept[-1]) == len(now):
             drawn.logprobs[:] = kept[-1]

@@ -1,5 +1,6 @@
 """What a completion consists of: tokens, logprobs, text, and the reason why it ended."""
 
+import math
 import sys
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 import xorl_lab as xl
 from tests.closeness import assert_close
-from tests.samplers.support import Counter, datum, engine_of, ids, params, sequences
+from tests.samplers.support import Counter, datum, engine_of, held, ids, params, sequences
 from xorl_lab.engine.logprobs import run_packed
 from xorl_lab.engine.packing import pack
 
@@ -53,15 +54,19 @@ def test_tokens_are_within_the_limit_and_the_vocabulary(base):
     seed=st.integers(0, 1000),
     num_samples=st.integers(1, 4),
     top=st.sampled_from([0, 3]),
+    entropies=st.booleans(),
 )
-def test_ids_logprobs_and_alternatives_are_equally_long(
-    service, temperature, top_k, top_p, max_tokens, stop, stop_ids, seed, num_samples, top
-):
+def test_ids_logprobs_alternatives_and_entropies_are_equally_long(
+    service, temperature, top_k, top_p, max_tokens, stop, stop_ids, seed, num_samples, top,
+    entropies,
+):  # fmt: skip
     settings_ = xl.SamplingParams(
         max_tokens, temperature, top_p, top_k, stop, stop_token_ids=stop_ids, seed=seed
     )
     client = service.create_sampling_client(base_model="tiny")
-    response = client.sample(ids(*PROMPT), settings_, num_samples, top_logprobs=top).result()
+    response = client.sample(
+        ids(*PROMPT), settings_, num_samples, top_logprobs=top, entropies=entropies
+    ).result()
     assert len(response.sequences) == num_samples
     for sequence in response.sequences:
         assert 1 <= len(sequence.tokens) == len(sequence.logprobs) <= max_tokens
@@ -70,6 +75,11 @@ def test_ids_logprobs_and_alternatives_are_equally_long(
             assert [len(entry) for entry in sequence.top_logprobs] == [top] * len(sequence.tokens)
         else:
             assert sequence.top_logprobs is None
+        if entropies:
+            assert len(sequence.entropies) == len(sequence.tokens)
+            assert all(0 <= x <= math.log(259) + 1e-6 for x in sequence.entropies)
+        else:
+            assert sequence.entropies is None
         ended = sequence.tokens[-1] in {EOS, *(stop_ids or [])}
         if ended:
             assert sequence.stop_reason == "stop"
@@ -115,12 +125,43 @@ def test_alternatives_are_the_most_likely_tokens_best_first(base):
         assert_close(got, best.values, rtol=0, atol=1e-4)
 
 
-def test_the_alternatives_of_one_request_are_not_counted_by_its_neighbour(base):
-    futures = [base.sample(ids(*PROMPT), params(), top_logprobs=n) for n in (0, 2, 6)]
-    for n, future in zip((0, 2, 6), futures, strict=True):
-        entries = future.result().sequences[0].top_logprobs or []
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.6])
+def test_entropies_are_those_of_a_full_pass_at_the_temperature(base, temperature):
+    settings_ = params(temperature=temperature, max_tokens=30, top_k=20)
+    response = base.sample(ids(*PROMPT), settings_, 3, entropies=True).result()
+    for sequence in response.sequences:
+        table = all_logprobs(base, [*PROMPT, *sequence.tokens], temperature or 1.0)
+        rows = table[len(PROMPT) - 1 : -1]
+        assert_close(sequence.entropies, -(rows.exp() * rows).sum(-1), rtol=0, atol=1e-4)
+
+
+def test_what_one_request_wants_reported_its_neighbour_does_not_get(base):
+    with held(base):
+        wanted = [(0, False), (2, True), (6, False), (0, True)]
+        futures = [
+            base.sample(ids(*PROMPT), params(), top_logprobs=n, entropies=e) for n, e in wanted
+        ]
+    for (n, entropies), future in zip(wanted, futures, strict=True):
+        (sequence,) = future.result().sequences
+        entries = sequence.top_logprobs or []
         assert all(len(entry) == n for entry in entries)
         assert bool(entries) == (n > 0)
+        assert (sequence.entropies is not None) == entropies
+
+
+def test_a_batch_reports_what_single_requests_do(base):
+    prompts = [ids(*PROMPT), ids(1, 2)]
+    (_, first), (_, second) = base.sample_batch(
+        prompts, params(), 2, top_logprobs=3, entropies=True
+    ).result().completed  # fmt: skip
+    for prompt, got in zip(prompts, (first, second), strict=True):
+        alone = base.sample(prompt, params(), 2, top_logprobs=3, entropies=True).result()
+        assert sequences(got) == sequences(alone)
+        for one, other in zip(got.sequences, alone.sequences, strict=True):
+            assert [[i for i, _ in t] for t in one.top_logprobs] == [
+                [i for i, _ in t] for t in other.top_logprobs
+            ]
+            assert_close(one.entropies, other.entropies, rtol=0, atol=1e-4)
 
 
 def test_logprobs_are_left_out_on_request(base):
@@ -235,8 +276,8 @@ def forced(monkeypatch, text: str) -> None:
     script = list(text.encode())
     real = embedded.draw
 
-    def scripted(logits, settings_, numbers, top=0):
-        drawn = real(logits, settings_, numbers, top)
+    def scripted(*asked):
+        drawn = real(*asked)
         at = len(scripted.drawn)
         drawn.tokens[:] = script[at]
         scripted.drawn.append(script[at])

@@ -238,6 +238,67 @@ def test_the_alternatives_are_the_most_likely_tokens_best_first():
     assert_close(drawn.top_logprobs[0], expected.values, rtol=1e-6)
 
 
+@pytest.mark.parametrize("size", [1, 2, 127, 128, 129, 259, 1000])
+@pytest.mark.parametrize("kind", ["plain", "ties", "equal", "zeros", "holes"])
+@pytest.mark.parametrize("top", [1, 5, 64])
+def test_the_alternatives_are_those_of_a_full_sort_and_of_equal_ones_the_lower_id(size, kind, top):
+    plain = random_logits(size, 10)
+    logits = {
+        "plain": plain,
+        "ties": plain.round(),
+        "equal": torch.full_like(plain, -3.5),
+        "zeros": torch.where(plain < 0, -0.0, 0.0),
+        "holes": torch.where(plain.abs() > 1, -torch.inf, plain),
+    }[kind]
+    logits[size // 2] = 0.0
+    drawn = one(logits, 0.4, SamplingParams(temperature=0.7), top=top)
+    values = logits.tolist()
+    wanted = sorted(range(size), key=lambda i: (-values[i], i))[:top]
+    assert drawn.top_ids[0].tolist() == wanted
+    expected = torch.log_softmax(logits.double() / 0.7, 0)[wanted]
+    assert_close(drawn.top_logprobs[0], expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 2, 128, 129, 1000, 49152])
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0, 2.5])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 8.0, 100.0])
+def test_entropies_are_of_the_whole_distribution_at_the_temperature(size, temperature, spread):
+    logits = random_logits(size, 12, spread) - 40.0
+    params = SamplingParams(temperature=temperature, top_k=3)
+    numbers = np.array([0.7])
+    drawn = draw(logits[None], [params], numbers, entropies=True)
+    expected = torch.log_softmax(logits.double() / (temperature or 1.0), 0)
+    assert drawn.entropies is not None
+    assert drawn.entropies.dtype == torch.float64
+    assert_close(drawn.entropies[0], -(expected.exp() * expected).sum(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_entropy_of_a_row_with_tokens_that_are_ruled_out():
+    logits = random_logits(300, 13)
+    logits[::2] = -torch.inf
+    certain = torch.full((300,), -torch.inf)
+    certain[7] = 2.0
+    both = torch.stack([logits, certain, torch.zeros(300)])
+    drawn = draw(both, [PLAIN] * 3, np.array([0.1, 0.5, 0.9]), entropies=True)
+    kept = torch.log_softmax(logits[1::2].double(), 0)
+    wanted = [float(-(kept.exp() * kept).sum()), 0.0, float(np.log(300))]
+    assert_close(drawn.entropies, wanted, rtol=1e-6, atol=1e-7)
+
+
+@given(seed=st.integers(0, 50), temperature=st.sampled_from([0.0, 0.7, 1.0, 1e-30]))
+def test_what_is_reported_does_not_change_what_is_drawn(seed, temperature):
+    logits = torch.stack([random_logits(259, seed + i, 4.0) for i in range(3)])
+    params = [SamplingParams(temperature=temperature), PLAIN, SamplingParams(top_k=4, top_p=0.9)]
+    numbers = uniforms([stream(seed, [1], i) for i in range(3)], range(3))
+    plain = draw(logits, params, numbers)
+    full = draw(logits, params, numbers, 5, entropies=True)
+    assert plain.entropies is None
+    assert plain.top_ids.shape == (3, 0)
+    assert torch.equal(plain.tokens, full.tokens)
+    assert torch.equal(plain.logprobs, full.logprobs)
+    assert bool(torch.isfinite(full.entropies).all())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_logits_of_any_precision_are_drawn_from_in_float32(dtype):
     logits = random_logits(130, 4).to(dtype)
@@ -250,7 +311,7 @@ def test_logits_of_any_precision_are_drawn_from_in_float32(dtype):
 def test_the_logits_that_were_passed_are_left_alone():
     logits = random_logits(130, 4)[None]
     before = logits.clone()
-    draw(logits, [SamplingParams(top_k=2, temperature=0.5)], np.array([0.5]), 3)
+    draw(logits, [SamplingParams(top_k=2, temperature=0.5)], np.array([0.5]), 3, entropies=True)
     assert torch.equal(logits, before)
 
 

@@ -109,6 +109,7 @@ class SamplingClient:
         *,
         prompt_logprobs: bool = False,
         top_logprobs: int = 0,
+        entropies: bool = False,
         timeout: float | None = None,
     ) -> APIFuture[SampleResponse]:
         """Draw completions of one prompt.
@@ -121,6 +122,7 @@ class SamplingClient:
             lora_path: name of another adapter that the server has loaded; servers only.
             prompt_logprobs: report the prompt tokens' logprobs too (at temperature 1).
             top_logprobs: number of alternatives to report per token.
+            entropies: report the entropy of each token's distribution too; None from servers.
             timeout: seconds after which to answer with what has been drawn (``abort``).
 
         Returns:
@@ -140,19 +142,23 @@ class SamplingClient:
             return_logprobs,
             prompt_logprobs,
             top_logprobs,
+            entropies,
             deadline_in(timeout),
             keep_partial=True,
             lora_path=lora_path,
         )
         return self._source.submit([request])[0]
 
-    def sample_batch(
+    def sample_batch(  # noqa: PLR0913  (as above)
         self,
         prompts: Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         num_samples: int = 1,
         return_logprobs: bool = True,
         timeout: float | None = None,
+        *,
+        top_logprobs: int = 0,
+        entropies: bool = False,
     ) -> APIFuture[BatchSampleResult]:
         """Draw completions of many prompts.
 
@@ -163,6 +169,8 @@ class SamplingClient:
             num_samples: completions wanted of each prompt.
             return_logprobs: report the logprob of each drawn token.
             timeout: seconds after which the prompts still pending are cancelled.
+            top_logprobs: number of alternatives to report per token.
+            entropies: report the entropy of each token's distribution too; None from servers.
 
         Returns:
             Future of what became of each prompt, ordered by index.
@@ -177,7 +185,7 @@ class SamplingClient:
                 "ModelInput.from_ints(token_ids)"
             )
         each = _params_of_each(sampling_params, len(prompts))
-        check_request(num_samples, 0)
+        check_request(num_samples, top_logprobs)
         deadline = deadline_in(timeout)
         requests: dict[int, SampleRequest] = {}
         failed: dict[int, DataError] = {}
@@ -192,7 +200,14 @@ class SamplingClient:
             fresh = repeat_seed(seed, seen[tokens, seed])
             seen[tokens, seed] += 1
             requests[index] = SampleRequest(
-                tokens, params, num_samples, fresh, return_logprobs, deadline=deadline
+                tokens,
+                params,
+                num_samples,
+                fresh,
+                return_logprobs,
+                top_logprobs=top_logprobs,
+                entropies=entropies,
+                deadline=deadline,
             )
         futures = self._source.submit(list(requests.values()))
         return _gather(dict(zip(requests, futures, strict=True)), failed)

@@ -31,6 +31,8 @@ class SampleRequest:
     """Report the logprob of each prompt token (temperature 1)."""
     top_logprobs: int = 0
     """Alternatives reported per drawn token."""
+    entropies: bool = False
+    """Report the entropy of the distribution of each drawn token, where the sampler can."""
     deadline: float | None = None
     """``time.monotonic()`` at which to give up."""
     keep_partial: bool = False

@@ -39,6 +39,8 @@ class Drawn:
     """(R, K) int64: the most likely tokens, best first; K = 0 if not asked for."""
     top_logprobs: torch.Tensor
     """(R, K) float64, nats."""
+    entropies: torch.Tensor | None = None
+    """(R,) float64, nats, of the same distribution as the logprobs, if asked for."""
 
 
 def stream(seed: int, prompt: Sequence[int], sample: int) -> int:
@@ -65,6 +67,7 @@ def draw(
     params: Sequence[SamplingParams],
     numbers: npt.NDArray[np.float64],
     top: int = 0,
+    entropies: bool = False,
 ) -> Drawn:
     """Draw one token per row.
 
@@ -72,7 +75,8 @@ def draw(
         logits: (R, V) in any float dtype.
         params: per row: temperature, top_k and top_p.
         numbers: (R,) uniform in [0, 1).
-        top: K, alternatives to report per row.
+        top: K, alternatives to report per row; of equal ones those with lower ids.
+        entropies: report the entropy of each row, which takes one more pass.
 
     Returns:
         Drawn: tokens, with logprobs of softmax(logits / temperature) before top-k and top-p.
@@ -83,7 +87,8 @@ def draw(
     # Apple's GPUs have no float64, which the exact draw needs.
     logits = (logits.cpu() if logits.device.type == "mps" else logits).float()
     # From the greatest logit down, so that neither a huge logit nor a tiny temperature overflows.
-    greatest = logits.amax(-1, keepdim=True)
+    maxima = _maxima(logits)
+    greatest = maxima.amax(-1, keepdim=True)
     temperatures = torch.tensor([p.temperature or 1.0 for p in params], dtype=torch.float32)
     plain = bool((temperatures == 1).all())
     temperatures = temperatures.clamp(min=torch.finfo(torch.float32).tiny).to(logits.device)
@@ -92,7 +97,8 @@ def draw(
         below = chosen - greatest
         return below if plain else below.div_(temperatures[:, None])
 
-    masses = scaled(logits).exp_()
+    below = scaled(logits)
+    masses = below.exp() if entropies else below.exp_()
     sums = _blocks(masses)
     log_total = sums.sum(-1).log()
     if not bool(torch.isfinite(log_total).all()):
@@ -100,6 +106,7 @@ def draw(
             "the model's logits are not finite: its weights have diverged, so go back to an "
             "earlier checkpoint and train on with a lower learning rate"
         )
+    spread = _entropies(below, masses, log_total) if entropies else None
     kept = _restrict(masses, params)
     sums = sums if kept is masses else _blocks(kept)
     tokens = _invert(kept, sums, torch.from_numpy(numbers).to(logits.device))
@@ -107,8 +114,55 @@ def draw(
     if bool(greedy.any()):
         tokens = torch.where(greedy, logits.argmax(-1), tokens)
     logprobs = scaled(logits.gather(-1, tokens[:, None])).squeeze(-1).double() - log_total
-    values, ids = logits.topk(top, dim=-1)
-    return Drawn(tokens, logprobs, ids, scaled(values).double() - log_total[:, None])
+    ids = _best(logits, maxima, min(top, logits.shape[-1]))
+    values = scaled(logits.gather(-1, ids)).double() - log_total[:, None]
+    return Drawn(tokens, logprobs, ids, values, spread)
+
+
+def _maxima(logits: torch.Tensor) -> torch.Tensor:
+    """(R, V) -> (R, V / BLOCK), in the time that the greatest of each row takes."""
+    whole = logits.shape[-1] // BLOCK
+    found = logits[:, : whole * BLOCK].unflatten(-1, (whole, BLOCK)).amax(-1)
+    rest = logits[:, whole * BLOCK :]
+    return torch.cat([found, rest.amax(-1, keepdim=True)], -1) if rest.shape[-1] else found
+
+
+def _best(logits: torch.Tensor, maxima: torch.Tensor, count: int) -> torch.Tensor:
+    """Ids of the greatest logits of each row, best first: (R, V), (R, V / BLOCK) -> (R, count).
+
+    They lie in the blocks with the greatest maxima: for a token outside these each of them has one
+    that goes before it.
+    """
+    if not count:
+        return torch.zeros(len(logits), 0, dtype=torch.int64, device=logits.device)
+    numbers = torch.arange(maxima.shape[-1], device=logits.device)
+    blocks = _greatest(maxima, numbers, min(count, len(numbers)))
+    columns = blocks[:, :, None] * BLOCK + torch.arange(BLOCK, device=logits.device)
+    columns = columns.flatten(1)
+    # What is beyond the vocabulary goes behind all that is in it, as its ids are higher.
+    values = logits.gather(-1, columns.clamp(max=logits.shape[-1] - 1))
+    values = torch.where(columns < logits.shape[-1], values, -torch.inf)
+    return _greatest(values, columns, count)
+
+
+def _greatest(values: torch.Tensor, ids: torch.Tensor, count: int) -> torch.Tensor:
+    """Ids of the greatest of (R, N) float32 values, of equal ones the lower: (R, count)."""
+    # The bits of a float, all but the sign of a negative one turned over, are ordered as it is.
+    bits = (values + 0.0).view(torch.int32)  # -0 and 0 are equal
+    order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    return -((order << 32) - ids).topk(count, dim=-1).values & 0xFFFFFFFF
+
+
+def _entropies(below: torch.Tensor, masses: torch.Tensor, log_total: torch.Tensor) -> torch.Tensor:
+    """Of each row log Z - sum(e^l l) / Z: l (R, V) and e^l are given, Z is the sum of e^l.
+
+    What holds l is overwritten.
+    """
+    products = below.mul_(masses)
+    sums = _blocks(products).sum(-1)
+    if bool(torch.isnan(sums).any()):  # 0 times minus infinity, of a token that is ruled out
+        sums = _blocks(products.nan_to_num_(nan=0.0)).sum(-1)
+    return (log_total - sums / log_total.exp()).clamp(min=0.0)
 
 
 def _blocks(masses: torch.Tensor) -> torch.Tensor:

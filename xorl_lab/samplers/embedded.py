@@ -209,12 +209,17 @@ class Lane:
     def _record(self, rows: list[Row], logits: torch.Tensor) -> None:
         """Draw one token for each row from its logits (R, V) and note it."""
         top = max(row.task.request.top_logprobs for row in rows)
+        spread = any(row.task.request.entropies for row in rows)
         numbers = uniforms([row.stream for row in rows], [len(row.tokens) for row in rows])
-        drawn: Drawn = draw(logits, [row.task.request.params for row in rows], numbers, top)
+        params = [row.task.request.params for row in rows]
+        drawn: Drawn = draw(logits, params, numbers, top, spread)
         tokens, logprobs = drawn.tokens.tolist(), drawn.logprobs.tolist()
         ids, values = drawn.top_ids.tolist(), drawn.top_logprobs.tolist()
+        none = [None] * len(rows)
+        entropies = none if drawn.entropies is None else drawn.entropies.tolist()
         for i, row in enumerate(rows):
-            row.append(tokens[i], logprobs[i], list(zip(ids[i], values[i], strict=True)))
+            best = list(zip(ids[i], values[i], strict=True))
+            row.append(tokens[i], logprobs[i], best, entropies[i])
 
     def _leave(self) -> None:
         """Drop the rows that are finished or no longer wanted."""

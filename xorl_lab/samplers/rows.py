@@ -91,7 +91,7 @@ class Task:
 class Row:
     """One sample: what has been drawn so far."""
 
-    __slots__ = ("logprobs", "stop_reason", "stream", "task", "tokens", "top")
+    __slots__ = ("entropies", "logprobs", "stop_reason", "stream", "task", "tokens", "top")
 
     def __init__(self, task: Task, sample: int) -> None:
         self.task = task
@@ -99,6 +99,7 @@ class Row:
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.top: list[list[tuple[int, float]]] = []
+        self.entropies: list[float] = []
         self.stop_reason: StopReason | None = None
 
     @property
@@ -106,12 +107,17 @@ class Row:
         """True if it has ended, or nobody waits for it."""
         return self.stop_reason is not None or self.task.future.done()
 
-    def append(self, token: int, logprob: float, top: list[tuple[int, float]]) -> None:
+    def append(
+        self, token: int, logprob: float, top: list[tuple[int, float]], entropy: float | None
+    ) -> None:
         """Note a drawn token, and end if it is the last."""
         request = self.task.request
         self.tokens.append(token)
         self.logprobs.append(logprob)
-        self.top.append(top[: request.top_logprobs])
+        if request.top_logprobs:
+            self.top.append(top[: request.top_logprobs])
+        if request.entropies and entropy is not None:
+            self.entropies.append(entropy)
         if token in self.task.stop_ids or self._stop_string() is not None:
             self.stop_reason = "stop"
         elif len(self.tokens) >= request.params.max_tokens:
@@ -128,6 +134,7 @@ class Row:
             list(self.logprobs) if request.return_logprobs else None,
             self._text(),
             list(self.top) if request.top_logprobs else None,
+            list(self.entropies) if request.entropies else None,
         )
 
     def _stop_string(self) -> str | None:

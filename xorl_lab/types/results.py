@@ -23,6 +23,9 @@ class SampledSequence:
     """The tokens decoded, without the stop token or string."""
     top_logprobs: list[list[tuple[int, float]]] | None = None
     """Per token the most likely (id, logprob) at that position, best first, if asked for."""
+    entropies: list[float] | None = None
+    """Nats, one per token: the entropy of the whole distribution that the logprobs belong to, if
+    asked for and known."""
 
 
 @dataclass(frozen=True, slots=True)
