@@ -31,7 +31,7 @@ EXAMPLES = [
     for a in range(5)
 ]
 SUPERVISED: dict[str, Any] = {"learning_rate": 1e-2, "batch_size": 2, "quiet": True}
-TIMED = ("seconds:", "tokens_per_second")
+OF_THE_MACHINE = ("seconds:", "tokens_per_second", "memory:")
 
 
 def share(completion: str, wanted: str) -> float:
@@ -57,9 +57,9 @@ def resume(lab: Lab, run: str, **settings: Any) -> Run:  # noqa: ANN401
 
 
 def numbers(run: Run) -> list[dict[str, float]]:
-    """The metrics of each step, but for times, and NaN left out."""
+    """The metrics of each step, but for times and memory, and NaN left out."""
     frame = run.metrics
-    kept = [c for c in frame.columns if not c.startswith(TIMED) and c != "version"]
+    kept = [c for c in frame.columns if not c.startswith(OF_THE_MACHINE) and c != "version"]
     rows = frame[kept].to_dict("index")
     return [
         {"step": step, **{k: v for k, v in row.items() if v == v}} for step, row in rows.items()

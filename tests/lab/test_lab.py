@@ -28,8 +28,9 @@ from tests.lab.support import (
 )  # fmt: skip
 from xorl_lab.engine import saving
 from xorl_lab.errors import CheckpointError, ConfigError, DataError, StoreError
-from xorl_lab.lab import Lab
+from xorl_lab.lab import Lab, Run
 from xorl_lab.store import Writer
+from xorl_lab.types import SamplingParams
 
 LONG = 100_000
 
@@ -250,6 +251,63 @@ def test_thirty_runs_leave_no_threads_clients_or_files_open(lab):
     assert descriptors() <= before[0] + 2
 
 
+def test_models_of_runs_that_ended_are_let_go_and_loaded_again_when_asked_for(lab):
+    import gc
+
+    from xorl_lab.engine.trainer import Trained
+
+    def models():
+        gc.collect()
+        return sum(type(o) is Trained for o in gc.get_objects())
+
+    before = models()
+    kept = [grpo(lab, steps=1, seed=i) for i in range(3)]  # as IPython's Out keeps them
+    last = [client_logprobs(run.client) for run in kept[-1:]]
+    assert models() == before + 1
+    kept.append(grpo(lab, steps=1, seed=3))
+    assert models() == before + 1
+    assert client_logprobs(kept[2].client) == last[0]
+    assert kept[2].client is kept[2].client
+    lab.service.create_rest_client(kept[0].name).delete_checkpoint("weights/step-1").result()
+    with pytest.raises(CheckpointError, match="was let go when another run was begun"):
+        _ = kept[0].client
+
+
+def client_logprobs(client):
+    sampler = client.save_weights_and_get_sampling_client()
+    params = SamplingParams(max_tokens=5, seed=1)
+    return sampler.sample("abc", sampling_params=params).result().logprobs
+
+
+def test_a_run_driven_elsewhere_is_not_stopped_from_here_but_waited_for(lab):
+    with Gate().closed() as gate:
+        run = grpo(lab, steps=1, reward=gate, background=True)
+        assert gate.reached.wait(20)
+        seen = Run(run.reader)
+        with pytest.raises(ConfigError, match="is running and not driven from here"):
+            seen.stop()
+        with pytest.raises(TimeoutError, match=r"goes on after 0.1 seconds"):
+            seen.wait(0.1)
+    assert seen.wait(20).status.state == "finished"
+    assert seen.stop() is seen
+
+
+@pytest.mark.parametrize("concurrent", [False, True])
+def test_a_change_that_is_none_leaves_the_run_under_way(lab, concurrent):
+    run = grpo(lab, steps=LONG, background=True, concurrent=concurrent)
+    until(lambda: run.status.step > 1)
+    with pytest.raises(ConfigError, match="stepz"):
+        run.resume(stepz=5)
+    assert run.going
+    with pytest.raises(ConfigError, match="steps behind it"):
+        run.resume(steps=1)
+    assert run.going
+    onward = run.resume(learning_rate=1e-4)
+    assert not run.going
+    assert onward.name == run.name
+    onward.stop()
+
+
 # What fails on the way.
 
 
@@ -297,7 +355,7 @@ def test_a_run_that_does_not_end_is_named(lab, monkeypatch):
         run = grpo(lab, steps=LONG, reward=gate, background=True)
         assert gate.reached.wait(20)
         with pytest.raises(ConfigError, match="'grpo-1' does not end, as its reward function"):
-            active.end_others(lab._store.path, patience=0.2)
+            active.end(active.others(lab._store.path), patience=0.2)
     run.wait(20)
 
 

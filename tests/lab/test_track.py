@@ -7,11 +7,11 @@ import threading
 import pytest
 
 from tests.engine.support import supervised
-from tests.lab.support import saved, texts, until
+from tests.lab.support import grpo, saved, texts, until
 from xorl_lab.engine import saving
 from xorl_lab.errors import ConfigError, StoreError
 from xorl_lab.lab import Run
-from xorl_lab.types import Group
+from xorl_lab.types import Group, SamplingParams
 
 ADAM = {"learning_rate": 1e-2}
 
@@ -54,6 +54,71 @@ def test_two_loops_on_clients_of_one_name_keep_their_checkpoints_apart(lab):
     assert saved(lab, "default") == ["mine-1", "mine-2-1"]
     assert lab.checkpoints("mine")["name"].tolist() == ["mine-1"]
     assert lab.checkpoints("mine-2")["name"].tolist() == ["mine-2-1"]
+
+
+def test_a_loop_that_asks_for_its_own_end_does_not_wait_for_it(lab, client):
+    with lab.track("mine", client) as run:
+        for step in run.steps(5):
+            run.log(learn(client))
+            if step == 2:
+                assert run.stop() is run
+        with pytest.raises(ConfigError, match="run 'mine' cannot wait for itself"):
+            run.wait()
+    assert run.stop().wait().status.state == "stopped"
+    assert run.metrics.index.tolist() == [1, 2]
+
+
+def test_a_loop_under_way_is_found_by_name_and_left_alone_by_others(lab, client):
+    with lab.track("mine", client) as run:
+        for _ in run.steps(2):
+            learn(client)
+            run.log({})
+            assert lab.run("mine") is run
+            assert lab.run("mine").going
+        now = lab.compare(["mine"], ["a"], max_tokens=1).answers["mine"][0].logprobs
+        greedy = SamplingParams(max_tokens=1, temperature=0.0)
+        present = client.save_weights_and_get_sampling_client()
+        assert now == present.sample("a", sampling_params=greedy).result().logprobs
+        grpo(lab, steps=1)
+        assert run.going
+    assert lab.run("mine") is not run
+
+
+def test_checkpoints_of_another_loop_on_the_same_model_are_not_claimed(lab):
+    client = lab.service.create_lora_training_client("tiny", rank=4, model_id="mine")
+    for _ in range(2):
+        with lab.track("mine", client) as run:
+            for _ in run.steps(1):
+                run.log(learn(client))
+    client.save_state("by-hand").result()
+    assert lab.checkpoints("mine")["name"].tolist() == ["mine-1", "by-hand"]
+    assert lab.checkpoints("mine-2")["name"].tolist() == ["mine-2-1"]
+    assert lab.compare(["mine-2-1"], ["a"], max_tokens=1).answers
+
+
+@pytest.mark.parametrize("touched", [False, True])
+def test_a_step_that_fails_before_it_changes_the_weights_loses_nothing(lab, client, touched):
+    def loop(run):
+        for step in run.steps(9):
+            if step == 4:
+                if touched:
+                    learn(client)
+                raise KeyError("odd")
+            run.log(learn(client))
+
+    with pytest.raises(KeyError), lab.track("mine", client, save_every=0) as run:
+        loop(run)
+    assert saved(lab, "model") == ([] if touched else ["mine-3"])
+
+
+def test_the_optimizer_s_count_is_not_taken_for_the_number_of_the_step(lab, client):
+    with lab.track("mine", client) as run:
+        for _ in run.steps(2):
+            client.forward_backward(supervised(2), "causallm_loss")
+            run.log(client.optim_step(ADAM).result().metrics)
+    frame = run.metrics.reset_index()
+    assert frame["step"].tolist() == frame["updates"].tolist() == [1, 2]
+    assert (frame["memory:process"] > 2**20).all()
 
 
 def test_a_loop_is_paused_stepped_and_stopped(lab, client):

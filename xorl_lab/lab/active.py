@@ -2,6 +2,7 @@
 
 import atexit
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 from xorl_lab.errors import ConfigError
@@ -19,11 +20,13 @@ def others(root: Path) -> list[Run]:
     return [run for run in list(RUNS) if run.going and run.reader.path.resolve() == here]
 
 
-def end_others(root: Path, patience: float = 60.0) -> bool:
-    """Stop the runs under way on a store, and wait for them.
+def end(runs: Sequence[Run], patience: float = 60.0) -> bool:
+    """Stop runs under way in this process, and wait for them.
+
+    A loop of the caller's own is left alone: only its caller can end it.
 
     Args:
-        root: of the store.
+        runs: to be ended.
         patience: seconds to wait for each.
 
     Returns:
@@ -32,7 +35,7 @@ def end_others(root: Path, patience: float = 60.0) -> bool:
     Raises:
         ConfigError: one does not end.
     """
-    going = others(root)
+    going = [run for run in runs if run.info.kind != "custom"]
     for run in going:
         run.stop(wait=False)
     for run in going:
@@ -48,7 +51,7 @@ def end_others(root: Path, patience: float = 60.0) -> bool:
 @atexit.register
 def _end_all() -> None:
     """Let runs that are under way end and save when the process does."""
-    lives = [run.live for run in list(RUNS) if run.live is not None]
+    lives = [r.live for r in list(RUNS) if r.live is not None and r.info.kind != "custom"]
     for live in lives:
         live.control.stop()
     for live in lives:

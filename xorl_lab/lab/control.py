@@ -65,6 +65,7 @@ class Control:
         self._steps = 0
         self._stopping = False
         self._thread: int | None = None
+        self._driver: int | None = None
         self._started_with = 0
 
     # What others ask.
@@ -86,8 +87,12 @@ class Control:
         with self._signal:
             first, self._stopping = not self._stopping, True
             self._signal.notify_all()
-        if first:
+        if not first:
+            return
+        try:
             threading.Thread(target=self._give_up, name="xorl-stop", daemon=True).start()
+        except RuntimeError:  # Python is ending, and starts no more threads
+            self._give_up()
 
     def set(self, name: str, value: float) -> None:
         """Change a knob from the next step on.
@@ -129,8 +134,17 @@ class Control:
 
     @property
     def here(self) -> bool:
-        """True on the thread of the step under way, which must not wait for the run's end."""
-        return self._thread == threading.get_ident()
+        """True on a thread that must not wait for the run's end, which is its own doing."""
+        return threading.get_ident() in (self._thread, self._driver)
+
+    @property
+    def begun(self) -> int:
+        """Number of the latest step that was begun."""
+        return self._begun
+
+    def drive(self, here: bool) -> None:
+        """Steps are taken by this thread from now on; or no longer, at the end."""
+        self._driver = threading.get_ident() if here else None
 
     def wait(self, seconds: float) -> bool:
         """While paused, wait at most so long.  True if a step is due or the run is to end."""
@@ -156,6 +170,7 @@ class Control:
         """A step begins that is not to be given up."""
         with self._signal:
             changes = self._begin(step)
+            self._started_with = self._version()
         self._report(changes)
 
     def leave(self) -> None:

@@ -8,6 +8,7 @@ from types import FrameType
 
 from xorl_lab.errors import CancelledError
 from xorl_lab.lab.control import Change, Control
+from xorl_lab.lab.memory import in_use
 from xorl_lab.store import Writer
 from xorl_lab.types import StepRecord
 
@@ -54,6 +55,7 @@ def drive(
             control.leave()
         if record is None:
             break
+        record.metrics.update(in_use())
         writer.step(record)
         done = record.step
         taken(record)
@@ -65,12 +67,12 @@ def await_turn(control: Control, writer: Writer) -> None:
     if not control.paused:
         return
     writer.status("paused")
-    writer.event("pause", "paused")
+    writer.event("pause", "paused", step=control.begun or None)
     while not control.wait(LOOK):
         pass
     if not control.stopping:
         writer.status("running")
-        writer.event("resume", "going on")
+        writer.event("resume", "going on", step=control.begun or None)
 
 
 def note_change(writer: Writer, change: Change) -> None:

@@ -1,6 +1,7 @@
 """Beginning the steps of a run, and who drives them."""
 
 import threading
+import weakref
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -8,13 +9,14 @@ from typing import TYPE_CHECKING
 from xorl_lab.errors import CancelledError
 from xorl_lab.lab import active
 from xorl_lab.lab.autosave import Autosave
+from xorl_lab.lab.bench import Bench
 from xorl_lab.lab.control import Control
 from xorl_lab.lab.driver import drive, interrupts, note_change
 from xorl_lab.lab.jobs import Job, Settings
 from xorl_lab.lab.loop import Loop
 from xorl_lab.lab.origin import Origin
 from xorl_lab.lab.run import Links, Live, Run
-from xorl_lab.store import Reader, Writer
+from xorl_lab.store import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,15 +48,15 @@ class Start:
     """Writes lines to the terminal."""
 
 
-def launch(job: Job, reader: Reader, writer: Writer, start: Start, links: Links) -> Run:
+def launch(job: Job, writer: Writer, start: Start, links: Links, bench: Bench) -> Run:
     """Begin to take the steps of a job.
 
     Args:
         job: what to do.
-        reader: of the record.
         writer: of the record; closed at the end.
         start: where to begin, and how.
         links: what may follow.
+        bench: what the lab lends the run.
 
     Raises:
         LabError: in the foreground, what made the run fail.
@@ -63,7 +65,7 @@ def launch(job: Job, reader: Reader, writer: Writer, start: Start, links: Links)
     control = Control(
         job.knobs(),
         lambda name, value: void(job.with_knobs({name: value})),
-        lambda: start.client.version,
+        partial(_version, weakref.ref(start.client)),
         partial(note_change, writer),
         done=done,
         planned=start.origin.planned,
@@ -71,7 +73,8 @@ def launch(job: Job, reader: Reader, writer: Writer, start: Start, links: Links)
     if start.paused:
         control.pause()
     loop = Loop(start.client, control, writer, start.autosave, done)
-    run = Run(reader, Live(control, start.client, links))
+    reader = bench.weights.store.run(writer.info.id)
+    run = Run(reader, Live(control, start.client, links), bench)
     active.RUNS.add(run)
 
     def work() -> str:
@@ -81,6 +84,9 @@ def launch(job: Job, reader: Reader, writer: Writer, start: Start, links: Links)
         planned = [asdict(change) for change in start.origin.planned]
         data = {"settings": job.described()["recipe"], "planned": planned}
         writer.event("start", text, step=done or None, data=data)
+        for sentence in start.origin.warnings:
+            writer.event("warning", sentence, step=done or None)
+            start.tell.warn(sentence)
         steps = job.steps(start.client, done, lambda given: with_knobs(given, control))
         if start.preflight and not _examined(loop, job, start.tell):
             return "stopped"
@@ -98,6 +104,12 @@ def launch(job: Job, reader: Reader, writer: Writer, start: Start, links: Links)
 def with_knobs(given: Settings, control: Control) -> Settings:
     """The settings of the step under way."""
     return replace(given, **control.in_use)  # pyright: ignore[reportArgumentType]
+
+
+def _version(client: "weakref.ref[TrainingClient]") -> int:
+    """Of the weights now.  Who steers a run does not keep its model when it has ended."""
+    found = client()
+    return 0 if found is None else found.version
 
 
 def void(_: object) -> None:

@@ -1,7 +1,9 @@
 """How much memory training will take, before it is taken."""
 
-import os
+import sys
 from dataclasses import dataclass
+
+import psutil
 
 GIB = 2**30
 
@@ -57,16 +59,25 @@ def estimate(shape: Shape, *, tokens: int, rows: int, row_tokens: int) -> dict[s
     }
 
 
-def available() -> int | None:
-    """Bytes of memory that are free now; None where the system does not say."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable"):
-                    return int(line.split()[1]) * 1024
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, AttributeError):
-        return None
+def available(device: str = "cpu") -> int:
+    """Bytes of memory that are free now.
+
+    Args:
+        device: where a model is, such as ``cpu`` or ``cuda:0``.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(device)[0])
+    return psutil.virtual_memory().available
+
+
+def in_use() -> dict[str, float]:
+    """Metrics: ``memory:process``, resident bytes of this process; on a GPU ``memory:device``."""
+    found = {"memory:process": float(psutil.Process().memory_info().rss)}
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        found["memory:device"] = float(torch.cuda.memory_allocated())
+    return found
 
 
 def amount(size: float) -> str:

@@ -2,6 +2,8 @@
 
 import logging
 import threading
+import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +18,16 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from xorl_lab.client import TrainingClient
-    from xorl_lab.widgets import RunView
+    from xorl_lab.lab.bench import Bench
+    from xorl_lab.lab.resample import Resampled
+    from xorl_lab.lab.rescored import Rescored
+    from xorl_lab.recipes.rewards import RewardFunction
+    from xorl_lab.store import Condition
+    from xorl_lab.widgets import RolloutInspector, RunView
 
 logger = logging.getLogger(__name__)
+_LOOK = 0.5
+"""Seconds between looks at a run of another process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +38,10 @@ class Links:
     """Takes it up again from its last checkpoint, with some settings changed."""
     branch: "Callable[..., Run]"
     """Begins another run from one of its checkpoints, named first."""
+    load: "Callable[[], TrainingClient]"
+    """The model as the run left it, from its last checkpoint."""
+    prompts: object = None
+    """What it was given to be answered, as it was given; None if it samples nothing."""
 
 
 @dataclass
@@ -37,8 +50,8 @@ class Live:
 
     control: Control
     """Steers it."""
-    client: "TrainingClient"
-    """The trained model."""
+    client: "TrainingClient | None"
+    """The trained model; None once it was let go."""
     links: Links | None = None
     """What may follow; None for a loop of the caller's own."""
     ended: threading.Event = field(default_factory=threading.Event)
@@ -60,6 +73,16 @@ class Live:
             except Exception:  # the run itself is well, and recorded
                 logger.exception("a view of the run could not be finished")
 
+    def release(self) -> None:
+        """Let go of the trained model of a run that has ended; its last checkpoint has it.
+
+        What IPython keeps of the outputs of cells would hold every model otherwise.
+        """
+        if self.ended.is_set() and self.links is not None:
+            if self.error is not None:
+                traceback.clear_frames(self.error.__traceback__)
+            self.client = None
+
 
 class Run:
     """One run, live or finished.  As the last value of a cell it shows itself.
@@ -72,13 +95,17 @@ class Run:
     Args:
         reader: of its record.
         live: what stands behind it; None if another process drove it.
+        bench: what its lab lends it; None for a record alone.
     """
 
-    def __init__(self, reader: Reader, live: Live | None = None) -> None:
+    def __init__(
+        self, reader: Reader, live: Live | None = None, bench: "Bench | None" = None
+    ) -> None:
         self.reader = reader
         """Its record."""
         self.live = live
         """What stands behind it in this process, if anything."""
+        self._bench = bench
 
     @property
     def name(self) -> str:
@@ -112,16 +139,20 @@ class Run:
 
     @property
     def client(self) -> "TrainingClient":
-        """The trained model.
+        """The trained model; loaded from the last checkpoint where another run was begun since.
 
         Raises:
             ConfigError: it is not in this process: resume the run first.
+            CheckpointError: it was let go, and its last checkpoint is gone or damaged.
         """
         if self.live is None:
             raise ConfigError(
                 f"the model of run {self.name!r} is not in this process: resume the run, or load "
                 "one of its checkpoints"
             )
+        if self.live.client is None:
+            assert self.live.links is not None
+            self.live.client = self.live.links.load()
         return self.live.client
 
     def rollouts(self, **query: Any) -> "pd.DataFrame":  # noqa: ANN401
@@ -159,14 +190,13 @@ class Run:
 
         Raises:
             ConfigError: a setting is unknown or out of range, nothing is left to do, or the data
-                is not at hand.
+                is not at hand; a run under way goes on.
         """
         if self.going and not changes:
             self._steered().resume()
             return self
         if self.live is None or self.live.links is None:
             raise self._no_data(f"resume={self.name!r}")
-        self.stop()
         return self.live.links.again(**changes)
 
     def stop(self, wait: bool = True) -> "Run":
@@ -176,16 +206,23 @@ class Run:
 
         Args:
             wait: return once it has ended and is saved.
+
+        Raises:
+            ConfigError: it goes on in another process: stop it there.
         """
         if self.live is not None and self.going:
             self.live.control.stop()
             # A step that asks for its own end, in its reward function say, cannot wait for it.
             if wait and not self.live.control.here:
                 self.live.ended.wait()
+        elif not self._over():
+            self._steered()  # raises
         return self
 
     def wait(self, timeout: float | None = None) -> "Run":
         """Wait for the end of the run; Ctrl-C, or the kernel's interrupt, stops it.
+
+        A run of another process is waited for too, and not stopped by that.
 
         Args:
             timeout: seconds; None = as long as it takes.
@@ -196,8 +233,8 @@ class Run:
             ConfigError: called by a step of the run, which would wait for itself.
         """
         if self.live is None:
-            return self
-        if self.live.control.here:
+            return self._await_elsewhere(timeout)
+        if self.going and self.live.control.here:
             raise ConfigError(f"run {self.name!r} cannot wait for itself: wait outside of its step")
         try:
             if not self.live.ended.wait(timeout):
@@ -223,9 +260,77 @@ class Run:
             ConfigError: a setting is unknown or out of range, or the data is not at hand.
             CheckpointError: there is no such checkpoint.
         """
-        if self.live is None or self.live.links is None:
+        links = self._links()
+        if links is None:
             raise self._no_data(f"branch=({self.name!r}, {checkpoint!r})")
-        return self.live.links.branch(checkpoint, **changes)
+        return links.branch(checkpoint, **changes)
+
+    # Looking into it.
+
+    def resample(
+        self,
+        rollout: int,
+        position: int,
+        checkpoint: str | None = None,
+        n: int = 1,
+        **params: Any,  # noqa: ANN401
+    ) -> "Resampled":
+        """Continue a recorded rollout from one of its tokens, under any weights.
+
+        Args:
+            rollout: its id, from the index of :meth:`rollouts`.
+            position: tokens of the completion that stay, 0 to its length.
+            checkpoint: as of :meth:`xorl_lab.Lab.compare`; None = this run's present or last
+                weights.
+            n: continuations.
+            params: ``max_tokens``, ``temperature``, ``stop`` (as the run drew, unless given),
+                ``top_p``, ``top_k``, ``seed`` (0).
+
+        Raises:
+            ConfigError, DataError: something is out of range, or does not fit the context.
+            StoreError, CheckpointError: there is no such rollout, or no such weights.
+        """
+        bench = self._lent("weights to draw from")
+        chosen = self.name if checkpoint is None else checkpoint
+        return bench.resample(self.reader, rollout, position, chosen, {"n": n, **params})
+
+    def rescore(
+        self,
+        reward: "RewardFunction",
+        where: "Sequence[Condition]" = (),
+        *,
+        prompts: object = None,
+        quiet: bool = False,
+    ) -> "Rescored":
+        """Run another reward function over the recorded rollouts; nothing is sampled again.
+
+        The function gets what it would have got in training.  Advantages are those of whole groups,
+        of which the result shows the chosen rollouts.
+
+        Args:
+            reward: as for :meth:`xorl_lab.Lab.grpo`.
+            where: which rollouts, as of :meth:`xorl_lab.store.Reader.rollouts`; all by default.
+            prompts: what the run was given, for a function that asks for the prompt where that was
+                a conversation, or for columns that JSON cannot hold; known if this lab began it.
+            quiet: show no progress.
+
+        Raises:
+            ConfigError: the function asks for something that is not there.
+            StoreError: there are no such rollouts, or a condition is none.
+        """
+        from xorl_lab.lab.rescore import rescore  # noqa: PLC0415 (as seldom as it is used)
+
+        links = self._links()
+        given = links.prompts if prompts is None and links is not None else prompts
+        tokenizer = None if given is None else self._lent("a tokenizer").tokenizer
+        return rescore(self.reader, reward, where, given=given, tokenizer=tokenizer, quiet=quiet)
+
+    def inspect(self) -> "RolloutInspector":
+        """The inspector of its rollouts, token by token."""
+        from xorl_lab.widgets import RolloutInspector  # noqa: PLC0415 (as of view)
+
+        bench = self._bench
+        return RolloutInspector([self.reader], None if bench is None else bench.inspector(self))
 
     # Showing.
 
@@ -292,6 +397,28 @@ class Run:
             f"the data of run {self.name!r} is not at hand here: call lab.{kind} with the same "
             f"data and {argument}"
         )
+
+    def _await_elsewhere(self, timeout: float | None) -> "Run":
+        begun = time.monotonic()
+        while not self._over():
+            if timeout is not None and time.monotonic() - begun > timeout:
+                raise TimeoutError(f"run {self.name!r} goes on after {timeout} seconds")
+            time.sleep(_LOOK)
+        return self
+
+    def _links(self) -> Links | None:
+        """What may follow, if the data is at hand: begun by this process, or by this lab before."""
+        if self.live is not None and self.live.links is not None:
+            return self.live.links
+        return None if self._bench is None else self._bench.links.get(self.info.id)
+
+    def _lent(self, what: str) -> "Bench":
+        if self._bench is None:
+            raise ConfigError(
+                f"run {self.name!r} was not taken from a lab, which would have {what}: use "
+                f"Lab(...).run({self.name!r})"
+            )
+        return self._bench
 
     def _over(self) -> bool:
         return not self.going and self.status.state not in ("running", "paused")

@@ -1,21 +1,24 @@
 """Beginning a run, or taking one up again: name, record, model, and what may follow."""
 
+import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from xorl_lab.engine import engine
-from xorl_lab.errors import ConfigError, StoreError
+from xorl_lab.errors import CheckpointError, ConfigError, StoreError
 from xorl_lab.lab import active, console, launch, origin
 from xorl_lab.lab.autosave import Autosave
+from xorl_lab.lab.bench import Bench
+from xorl_lab.lab.budget import Budget
 from xorl_lab.lab.conduct import Conduct, parted
 from xorl_lab.lab.jobs import Job, Task
 from xorl_lab.lab.origin import Origin
 from xorl_lab.lab.run import Links, Run
-from xorl_lab.lab.weights import Weights
-from xorl_lab.store import Reader, Store, Writer
+from xorl_lab.store import Reader, Writer
 
 if TYPE_CHECKING:
-    from xorl_lab.client import ServiceClient, TrainingClient
+    from xorl_lab.client import TrainingClient
     from xorl_lab.engine.models import LoadedModel
 
 
@@ -26,9 +29,8 @@ class Starter:
         model: name of the base model.
         shape: of what is trained; see :func:`~xorl_lab.lab.adapter.checked_shape`.
         where: device and dtype, as the lab was given them.
-        service: makes clients.
-        store: keeps the record.
-        weights: knows the checkpoints.
+        bench: of the lab; told what may follow each run.
+        budget: for checkpoints on the disk; None = none.
     """
 
     def __init__(
@@ -36,32 +38,42 @@ class Starter:
         model: str,
         shape: Mapping[str, Any],
         where: tuple[str, str],
-        service: "ServiceClient",
-        store: Store,
-        weights: Weights,
+        bench: Bench,
+        *,
+        budget: Budget | None,
     ) -> None:
         self._model = model
         self._shape = shape
         self._where = where
-        self._service = service
-        self._store = store
-        self._weights = weights
+        self._bench = bench
+        self._budget = budget
+        self._weights = bench.weights
+        self._service = bench.weights.service
+        self._store = bench.weights.store
+        self._launched: weakref.WeakSet[Run] = weakref.WeakSet()
 
-    def begin(self, task: Task, conduct: Conduct, chosen: Mapping[str, Any]) -> Run:
+    def begin(
+        self, task: Task, conduct: Conduct, chosen: Mapping[str, Any], instead: str | None = None
+    ) -> Run:
         """Begin, resume or branch.
 
         Args:
             task: recipe and data.
             conduct: how.
             chosen: settings of the recipe that the caller names.
+            instead: name of a run that is ended for this one though others may go on beside it.
 
         Raises:
             ConfigError, DataError, StoreError, CheckpointError: something does not fit; nothing
                 was begun, and what was under way still is.
         """
         begun, job = self._planned(task, conduct, chosen)
-        if not conduct.concurrent and active.end_others(self._store.path):
+        going = active.others(self._store.path)
+        if conduct.concurrent:
+            going = [run for run in going if run.name == instead]
+        if active.end(going):
             begun, job = self._planned(task, conduct, chosen)  # what they have saved counts
+        self._release()
         if begun.reader is not None:
             _require_idle(begun.reader)
             client = self._client(begun.reader.info.name, begun)
@@ -70,7 +82,9 @@ class Starter:
         else:
             writer = self._create(job, conduct, begun)
             client = self._client_of_new(writer, begun)
-        return self._launch(job, conduct, begun, writer, client)
+        run = self._launch(job, conduct, begun, writer, client)
+        self._launched.add(run)
+        return run
 
     def _planned(
         self, task: Task, conduct: Conduct, chosen: Mapping[str, Any]
@@ -128,6 +142,7 @@ class Starter:
             keep=conduct.keep,
             saved=begun.done if begun.earlier else 0,
             earlier=begun.earlier,
+            budget=self._budget,
         )
         start = launch.Start(
             client,
@@ -140,7 +155,9 @@ class Starter:
             tell=console.Teller(job.total, quiet=conduct.quiet or live or background),
         )
         links = Links(
-            self._again(job.task, conduct, name), self._branching(job.task, conduct, name)
+            self._again(job.task, conduct, name),
+            self._branching(job.task, conduct, name),
+            partial(self._load, name),
         )
         return launch.launch(job, self._store.run(writer.info.id), writer, start, links)
 
@@ -149,7 +166,7 @@ class Starter:
 
         def again(**changes: Any) -> Run:  # noqa: ANN401
             onward = {"name": None, "branch": None, "paused": False, "resume": run}
-            return self.begin(task, *_changed(task, conduct, onward, changes))
+            return self.begin(task, *_changed(task, conduct, onward, changes), instead=run)
 
         return again
 
@@ -162,6 +179,34 @@ class Starter:
             return self.begin(task, *_changed(task, conduct, onward, changes))
 
         return branch
+
+    def _release(self) -> None:
+        """Let the models of runs go that have ended and are saved."""
+        for run in list(self._launched):
+            last = self._weights.last(run.reader)
+            if not run.going and last is not None and last.step == run.status.step:
+                self._launched.discard(run)
+                assert run.live is not None
+                run.live.release()
+
+    def _load(self, name: str) -> "TrainingClient":
+        """The model as a run left it.
+
+        Raises:
+            CheckpointError: it has no checkpoint any more.
+        """
+        last = self._weights.last(self._store.run(name))
+        if last is None:
+            raise CheckpointError(
+                "checkpoint.not_found",
+                f"the model of run {name!r} was let go when another run was begun, and its "
+                "checkpoints are gone: pass concurrent=True to keep several in memory",
+            )
+        return self._client(name, Origin(path=last.entry.path))
+
+    def fresh(self, name: str) -> "TrainingClient":
+        """A client of the untrained model."""
+        return self._client(name, Origin())
 
     def _client(self, name: str, begun: Origin) -> "TrainingClient":
         if begun.path is not None:

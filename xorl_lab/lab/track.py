@@ -8,15 +8,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from xorl_lab.errors import ConfigError, LabError
-from xorl_lab.lab import console
+from xorl_lab.lab import active, console
 from xorl_lab.lab.autosave import Autosave
+from xorl_lab.lab.bench import Bench
+from xorl_lab.lab.budget import Budget
 from xorl_lab.lab.conduct import check_run_name
 from xorl_lab.lab.control import Control
 from xorl_lab.lab.driver import await_turn, interrupts, note_change
 from xorl_lab.lab.loop import described
+from xorl_lab.lab.memory import in_use
 from xorl_lab.lab.run import Live, Run
 from xorl_lab.recipes.settings import check_integer
-from xorl_lab.store import Store, Writer
+from xorl_lab.store import Writer
 from xorl_lab.types import Group, StepRecord
 
 if TYPE_CHECKING:
@@ -38,19 +41,21 @@ class Track(Run):
     :meth:`xorl_lab.lab.lab.Lab.track`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (made by the lab alone)
         self,
-        store: Store,
+        bench: Bench,
         client: "TrainingClient",
         name: str,
         settings: dict[str, Any],
         knobs: dict[str, float],
         save_every: int,
+        budget: Budget | None = None,
     ) -> None:
         check_run_name(name)
         check_integer("save_every", save_every, 0)
         for knob, value in knobs.items():
             _require_number(f"knob {knob!r}", value)
+        store = bench.weights.store
         self._writer: Writer = store.create(
             name=name, kind="custom", model=client.base_model, settings=settings
         )
@@ -59,9 +64,9 @@ class Track(Run):
         )
         self._mine = control
         self._live = Live(control, client)
-        super().__init__(store.run(self._writer.info.id), self._live)
+        super().__init__(store.run(self._writer.info.id), self._live, bench)
         self._autosave = Autosave(
-            client, None, self._writer, every=save_every, keep=0, prefix=self.name
+            client, None, self._writer, every=save_every, keep=0, prefix=self.name, budget=budget
         )
         self._step = self._logged = 0
         self._began = time.perf_counter()
@@ -117,7 +122,8 @@ class Track(Run):
         """Record the present step, once.
 
         Args:
-            metrics: numbers by name; ``seconds:step`` is added.
+            metrics: numbers by name; ``seconds:step`` and memory in use are added, and what
+                ``optim_step`` calls ``step`` is recorded as ``updates``.
             rollouts: groups of completions.
             warnings: sentences for the person at the screen.
 
@@ -129,9 +135,8 @@ class Track(Run):
             what = "no step was begun" if self._step == 0 else f"step {self._step} is recorded"
             raise ConfigError(f"{what}: call log once in each turn of `for step in run.steps(…)`")
         seconds = {"seconds:step": time.perf_counter() - self._began}
-        self._record = StepRecord(
-            self._step, seconds | _numbers(metrics), _groups(rollouts), _sentences(warnings)
-        )
+        known = seconds | in_use() | _numbers(metrics)
+        self._record = StepRecord(self._step, known, _groups(rollouts), _sentences(warnings))
         self._writer.step(self._record)
         self._logged = self._step
 
@@ -139,6 +144,8 @@ class Track(Run):
         if self._entered:
             raise ConfigError(f"run {self.name!r} was begun before: make another with lab.track")
         self._entered = True
+        self._mine.drive(True)
+        active.RUNS.add(self)
         self._writer.event("start", "begun")
         if console.in_live_notebook():
             self.show()
@@ -161,6 +168,8 @@ class Track(Run):
                     self._writer.status("failed", described(trouble))
                 raise
         finally:
+            active.RUNS.discard(self)
+            self._mine.drive(False)
             try:
                 self._writer.close()
             finally:
@@ -174,12 +183,12 @@ class Track(Run):
         self._writer.status(ending)
 
     def _broken(self, error: BaseException) -> None:
-        """A step that was begun and not recorded may have moved the weights: it is not saved."""
+        """Save what lies behind the last recorded step, if the weights are still those."""
         state = "failed" if isinstance(error, Exception) else "stopped"
         self._writer.event("error", described(error), step=self._step or None)
         self._writer.status(state, described(error))
-        if self._logged == self._step:
-            self._autosave.save(self._step)
+        if self._logged == self._step or self._mine.untouched:
+            self._autosave.save(self._logged)
 
 
 def _require_number(name: str, value: object) -> None:
@@ -194,7 +203,7 @@ def _numbers(metrics: object) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, value in metrics.items():
         try:
-            found[str(name)] = float(value)
+            found["updates" if name == "step" else str(name)] = float(value)
         except (TypeError, ValueError):
             raise ConfigError(f"metric {name!r} is {value!r:.80}: pass a number") from None
     return found

@@ -142,6 +142,7 @@ def _steps(
         optimize = client.optim_step(settings.adam())  # queued behind it, so the two are one wait
         output, optimized = forward.result(), optimize.result()
         metrics = output.metrics | optimized.metrics
+        del metrics["step"]  # the record's own number is that of the run
         clock.lap("train")
 
         every = settings.evaluate_every

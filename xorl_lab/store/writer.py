@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from xorl_lab.errors import StoreError
-from xorl_lab.store import rows
+from xorl_lab.store import prompts, rows
 from xorl_lab.store.database import Database
 from xorl_lab.store.lease import Lease
 from xorl_lab.store.records import ACTIVE, STATES, RunInfo
@@ -53,6 +53,11 @@ class Writer:
                 each case nothing of it was recorded.
         """
         step = int(record.step)
+        if "step" in record.metrics:
+            raise StoreError(
+                f"step {step} has a metric called 'step', which is the name of its number: call it "
+                "something else"
+            )
         names, values = rows.metric_bytes(record.metrics, step)
         groups = rows.group_rows(record)
         with self._writing() as (connection, now):
@@ -64,6 +69,8 @@ class Writer:
             )
             if groups:
                 rows.insert_groups(connection, self.info.id, self._attempt, step, groups)
+                tokens = [group.prompt_tokens for group in record.groups]
+                prompts.insert(connection, self._attempt, step, tokens)
             for text in record.warnings:
                 self._insert_event(connection, (now, step, "warning", rows.clean(text), "{}"))
 
