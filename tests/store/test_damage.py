@@ -59,7 +59,7 @@ def test_a_foreign_database_is_left_alone(tmp_path):
 def test_a_newer_store_is_left_alone(filled):
     with closing(sqlite3.connect(filled.path)) as connection:
         connection.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
-    refused(filled.path, r"has schema 2 and this version of xorl_lab reads up to 1: update")
+    refused(filled.path, r"has schema 3 and this version of xorl_lab reads up to 2: update")
 
 
 @pytest.mark.parametrize("keep", [0.1, 0.5, 0.9])

@@ -145,9 +145,9 @@ def test_many_kills_at_random_moments_leave_every_committed_step(root, tmp_path)
 
 MAKE = """
 import sys
-from xorl_lab.store import schema
+from xorl_lab.store import opening
 for folder in range(1000):
-    schema.prepare(__import__("pathlib").Path(sys.argv[1]) / str(folder) / "runs.sqlite")
+    opening.prepare(__import__("pathlib").Path(sys.argv[1]) / str(folder) / "runs.sqlite")
     if folder == 0:
         print("ready", flush=True)
 """

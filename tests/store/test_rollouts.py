@@ -2,13 +2,15 @@
 
 import dataclasses
 import math
+import weakref
 
 import numpy as np
 import pytest
 
 from tests.closeness import assert_close
-from tests.store.support import record
+from tests.store.support import record, same
 from xorl_lab.errors import StoreError
+from xorl_lab.store import groups, walks
 from xorl_lab.types import Group, Rollout, StepRecord
 
 SCALARS = [
@@ -59,6 +61,8 @@ def by_hand(reader):
                         "text": r.text,
                         "error": r.error,
                         "prompt": group.prompt,
+                        "tags": (),
+                        "note": "",
                     }
                 )
     return found
@@ -67,7 +71,7 @@ def by_hand(reader):
 def test_the_columns_are_these(reader):
     assert reader.rollout_columns() == SCALARS
     frame = reader.rollouts()
-    assert {*SCALARS[1:], "text", "error", "prompt"} == set(frame.columns)
+    assert {*SCALARS[1:], "text", "error", "prompt", "tags", "note"} == set(frame.columns)
     assert frame.index.name == "id"
 
 
@@ -76,7 +80,7 @@ def test_every_value_is_that_of_the_record(reader):
     assert len(frame) == len(expected) == reader.count() == 40
     for name in frame.columns:
         wanted = [row[name] for row in expected]
-        if name in ("stop_reason", "text", "error", "prompt"):
+        if name in ("stop_reason", "text", "error", "prompt", "tags", "note"):
             assert list(frame[name]) == wanted
         else:
             numbers = frame[name].to_numpy()
@@ -164,6 +168,10 @@ def test_signs_of_sql_are_plain_text(store, sign):
         ([], "1; DROP TABLE runs", "there is no scalar"),
         ([("reward", "like", 1)], "id", "operator is 'like': choose from =, !="),
         (["reward"], "id", "a condition is 'reward'"),
+        ([("tags", "=", "a")], "id", 'ask ("tags", "has", "a-tag")'),
+        ([("tags", "in", ["a"])], "id", 'ask ("tags", "has", "a-tag")'),
+        ([("note", "has", "a")], "id", 'ask ("tags", "has", "a-tag")'),
+        ([], "tags", "there is no scalar 'tags'"),
         ([("reward", "=", [1])], "id", "a condition compares with [1]: pass a number or text"),
     ],
 )
@@ -200,3 +208,99 @@ def test_rewards_may_be_infinite_and_nan_is_not_failed(store, writer):
     assert list(frame["sample"]) == [3, 0, 1, 2, 4]
     assert list(frame["failed"]) == [False, False, False, True, False]
     assert frame["mean:logprobs"].isna().all()
+
+
+# Pages
+
+
+def test_ids_are_those_of_the_table_in_order(reader):
+    where = [("reward:part:answer", ">", 0.2), ("prompt", "contains", "prompt 1")]
+    for descending in (False, True):
+        asked = {"where": where, "order_by": "mean:entropy", "descending": descending}
+        found = reader.ids(**asked)
+        assert found.dtype == np.int64
+        assert found.tolist() == list(reader.rollouts(**asked).index)
+    assert len(found) > 5
+    assert reader.ids(where=[("step", "=", 99)]).tolist() == []
+
+
+def test_a_page_has_the_columns_of_the_table_in_the_order_of_its_ids(reader):
+    frame = reader.rollouts()
+    ids = list(frame.index[[7, 30, 2, 2, 16]])  # the last one failed
+    page = reader.table(ids)
+    assert list(page) == ["id", *frame.columns]
+    assert page.pop("id") == ids
+    for name, values in page.items():
+        expected = frame[name].loc[ids]
+        assert values == [None if v is None or v != v else v for v in expected], name
+    assert page["reward"][4] is None
+    assert page["failed"] == [False, False, False, False, True]
+    assert reader.table(np.array(ids)) == page | {"id": ids}
+    assert set(map(len, reader.table([]).values())) == {0}
+
+
+@pytest.mark.parametrize("chars", [0, 1, 2, 3, 100])
+def test_texts_of_a_page_are_cut_between_characters(store, writer, chars):
+    texts = ["a\0bc", "😀é漢x", "\0\0\0\0", "", "e\u0301" * 200]
+    drawn = [Rollout([1], [], t, "stop", 0, None, error=t) for t in texts]
+    writer.step(StepRecord(1, {}, [Group(texts[1], [1], drawn)]))
+    reader = store.run("run")
+    page = reader.table(reader.ids(), chars)
+    assert page["text"] == page["error"] == [t[:chars] for t in texts]
+    assert page["prompt"] == [texts[1][:chars]] * 5
+
+
+def test_a_page_of_what_is_not_there_is_an_error(reader, store):
+    mine, strange = int(reader.ids()[0]), int(store.run("other").ids()[0])
+    for ids in ([mine, strange], [10**9]):
+        for ask in (reader.table, lambda i: next(reader.stored(i))):
+            with pytest.raises(StoreError, match=f"has no rollout {ids[-1]}: take ids from ids"):
+                ask(ids)
+
+
+def test_stored_rollouts_come_in_the_order_of_their_ids_each_group_unpacked_once(
+    reader, monkeypatch
+):
+    everything = {r.id: r for r in reader.walk()}
+    unpacked, own = [], groups.rollouts_of
+
+    def counted(connection, group):
+        unpacked.append(group)
+        return own(connection, group)
+
+    monkeypatch.setattr(groups, "rollouts_of", counted)
+    chance = np.random.default_rng(0)
+    for ids in (
+        list(everything),
+        chance.permutation(list(everything)),
+        chance.choice(list(everything), 30),
+    ):
+        unpacked.clear()
+        found = list(reader.stored(ids))
+        assert [r.id for r in found] == list(ids)
+        assert all(same(r, everything[r.id]) for r in found)
+        assert len(unpacked) == len(set(unpacked))
+    assert list(reader.stored([])) == []
+
+
+def test_a_rollout_waits_in_memory_only_until_it_was_asked_for_last(reader):
+    ids = reader.ids().tolist()
+    by_group = {i: n // 4 for n, i in enumerate(ids)}  # groups have four
+    alive = weakref.WeakSet()
+
+    class Light:
+        def __init__(self, number):
+            self.id = number
+            alive.add(self)
+
+    def unpack(group):
+        return [Light(i) for i in ids if by_group[i] == group]
+
+    most = 0
+    for _ in walks.in_order(ids, by_group, unpack):
+        most = max(most, len(alive))
+    assert most <= 5
+    few = [i for i in ids if i % 4 == 0]
+    assert len(few) == 10
+    for _ in walks.in_order(few, by_group, unpack):
+        assert len(alive) <= 2

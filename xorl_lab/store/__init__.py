@@ -4,6 +4,7 @@ One writer per run, readers from any process.  What was committed survives a kil
 Nothing here imports torch, and pandas only on first use.
 """
 
+from xorl_lab.store.notes import Note
 from xorl_lab.store.reader import Reader
 from xorl_lab.store.records import Event, Parent, RunInfo, RunStatus, Scalars, StoredRollout
 from xorl_lab.store.rollouts import Condition
@@ -13,6 +14,7 @@ from xorl_lab.store.writer import Writer
 __all__ = [
     "Condition",
     "Event",
+    "Note",
     "Parent",
     "Reader",
     "RunInfo",

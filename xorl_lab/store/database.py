@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from xorl_lab.errors import StoreError
+from xorl_lab.store import search
+from xorl_lab.store.schema import VERSION, supplement, upgrade, version
 
 WAIT = 30.0
 """Seconds for which a write waits for that of another process."""
@@ -37,6 +39,7 @@ class Database:
         self._pid = 0
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
+        self._older = False
         self._closer: weakref.finalize[..., Database] | None = None
 
     @contextmanager
@@ -131,10 +134,16 @@ class Database:
         return self._lock
 
     def _open(self) -> sqlite3.Connection:
+        if self._connection is not None and self._older and version(self._connection) == VERSION:
+            self.close()  # another process has brought the file up to date
         if self._connection is None:
             connection = connect(self.path, "rw" if self.writable else "ro")
             self._connection = connection
             self._closer = weakref.finalize(self, _close, connection, os.getpid())
+            if self.writable:
+                upgrade(connection)
+            else:
+                self._older = supplement(connection)
         return self._connection
 
 
@@ -170,6 +179,7 @@ def _configured(address: str) -> sqlite3.Connection:
         connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         connection.execute(f"PRAGMA wal_autocheckpoint = {_PAGES}")
         connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+        search.register(connection)
     except BaseException:
         connection.close()
         raise

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xorl_lab.errors import StoreError
+from xorl_lab.store.notes import Note
 from xorl_lab.store.records import Event, Scalars, StoredRollout
 
 if TYPE_CHECKING:
@@ -180,11 +181,12 @@ def _rollouts(reader: "Reader", most: int) -> str:
     count = reader.count()
     if not count:
         return ""
-    shown = "".join(_rollout(r) for r in reader.newest(most))
+    notes = reader.notes()
+    shown = "".join(_rollout(r, notes.get(r.id, Note())) for r in reader.newest(most))
     return f"<h2>Rollouts</h2>{_limit('rollout', count, most)}{shown}"
 
 
-def _rollout(rollout: StoredRollout) -> str:
+def _rollout(rollout: StoredRollout, note: Note) -> str:
     reward = "failed" if rollout.reward is None else f"reward {_number(rollout.reward)}"
     facts = {
         **rollout.reward_parts,
@@ -198,9 +200,11 @@ def _rollout(rollout: StoredRollout) -> str:
         for name, v in facts.items()
     )
     error = f"<p>{_escape(rollout.error)}</p>" if rollout.error else ""
+    tags = f"<p>tags: {_escape(', '.join(note.tags))}</p>" if note.tags else ""
+    words = f"<pre>{_escape(note.note)}</pre>" if note.note else ""
     place = f"step {rollout.step}, group {rollout.group}, sample {rollout.sample}"
     return (
-        f"<details><summary>{place}: {reward}</summary><p>{line}</p>{error}"
+        f"<details><summary>{place}: {reward}</summary><p>{line}</p>{error}{tags}{words}"
         f"<pre>{_escape(rollout.prompt)}</pre><pre>{_escape(rollout.text)}</pre></details>"
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xorl_lab.errors import StoreError
+from xorl_lab.store.notes import Note
 from xorl_lab.store.records import StoredRollout
 from xorl_lab.store.rows import MEAN, PART, to_json
 
@@ -68,6 +69,8 @@ def _write_rollouts(reader: "Reader", path: Path, arrow: Any, files: Any) -> Non
             *[(name, getattr(arrow, kind)()) for name, kind in _FIELDS.items()],
             *[(PART + name, arrow.float64()) for name in parts],
             ("row", arrow.string()),
+            ("tags", arrow.list_(arrow.string())),
+            ("note", arrow.string()),
             ("prompt_tokens", ids),
             ("tokens", ids),
             ("logprobs", floats),
@@ -75,9 +78,14 @@ def _write_rollouts(reader: "Reader", path: Path, arrow: Any, files: Any) -> Non
         ]
     )
     with files.ParquetWriter(path, schema) as writer:
-        walk = reader.walk()
+        walk, notes = reader.walk(), reader.notes()
         while some := list(itertools.islice(walk, _BATCH)):
-            columns = _columns(some, parts, streams)
+            own = [notes.get(r.id, Note()) for r in some]
+            columns = {
+                **_columns(some, parts, streams),
+                "tags": [note.tags for note in own],
+                "note": [note.note for note in own],
+            }
             writer.write_table(arrow.table(columns, schema=schema))
 
 

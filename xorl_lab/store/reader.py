@@ -2,15 +2,20 @@
 
 import json
 import sqlite3
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from xorl_lab.errors import StoreError
-from xorl_lab.store import groups, page, parquet, rollouts
+from xorl_lab.store import groups, notes, page, parquet, rollouts, spreads, tables, walks
 from xorl_lab.store.database import Database
+from xorl_lab.store.notes import Note
 from xorl_lab.store.progress import lost, scalars_of, status_of
+from xorl_lab.store.prompts import Prompts
 from xorl_lab.store.records import Event, RunInfo, RunStatus, Scalars, StoredRollout
 from xorl_lab.store.rollouts import Condition, Question
 from xorl_lab.types import Group
@@ -31,6 +36,7 @@ class Reader:
         self.path = path
         self.info = info
         self._database = Database(path)
+        self._prompts = Prompts(info.id)
 
     def __repr__(self) -> str:
         return f"Reader({self.info.name!r}, {str(self.path)!r})"
@@ -130,12 +136,14 @@ class Reader:
         limit: int | None = None,
         offset: int = 0,
     ) -> "pd.DataFrame":
-        """Rollouts, one row each: scalars, text and prompt.
+        """Rollouts, one row each: scalars, text, prompt, tags and note.
 
         Args:
             where: conditions that all hold: ``[("reward", ">", 0.5), ("text", "contains", "a")]``;
                 ``= != < <= > >= in contains``.  A comparison with what is missing does not hold;
-                ``("reward", "=", None)`` finds it.
+                ``("reward", "=", None)`` finds it.  ``contains`` searches ``text``, ``prompt``,
+                ``error``, ``note`` and ``tags``, upper or lower case.  ``("tags", "has", "hack")``
+                asks for a tag.
             order_by: a scalar; see :meth:`rollout_columns`.  What lacks it comes last.
             descending: the greatest first.
             limit: the most rows; None = all.
@@ -147,16 +155,153 @@ class Reader:
         Raises:
             StoreError: a column or operator does not exist.
         """
-        import pandas as pd  # noqa: PLC0415 (takes a second)
-
         question = Question(self.info.id, where, order_by, descending, limit, offset)
         with self._reading() as connection:
             ids = rollouts.matching(connection, question)
-            found = rollouts.table(connection, self.info.id, ids)
-            index = pd.Index(found.pop("id"), name="id", dtype="int64")
-            types = _types(found)
-            columns = {n: pd.Series(v, index, types[n]) for n, v in found.items()}
-            return pd.DataFrame(columns, index)
+            return tables.frame(connection, self.info.id, ids.tolist())
+
+    def ids(
+        self,
+        *,
+        where: Sequence[Condition] = (),
+        order_by: str = "id",
+        descending: bool = False,
+    ) -> NDArray[np.int64]:
+        """(n,) ids of rollouts in order: what a table that is shown in pages asks first.
+
+        Args:
+            where: as of :meth:`rollouts`.
+            order_by: as of :meth:`rollouts`.
+            descending: the greatest first.
+
+        Raises:
+            StoreError: a column or operator does not exist.
+        """
+        with self._reading() as connection:
+            question = Question(self.info.id, where, order_by, descending)
+            return rollouts.matching(connection, question)
+
+    def table(
+        self, ids: Sequence[int] | NDArray[np.int64], chars: int | None = None
+    ) -> dict[str, list[Any]]:
+        """Some rollouts, column by column in the order of the ids: one page.
+
+        The columns are ``id`` and those of :meth:`rollouts`; a missing number is None.
+
+        Args:
+            ids: from :meth:`ids`.
+            chars: the most characters of each text; None = all.
+
+        Raises:
+            StoreError: the run has no such rollout.
+        """
+        with self._reading() as connection:
+            return tables.table(connection, self.info.id, _whole(ids), chars)
+
+    def group_table(
+        self,
+        *,
+        where: Sequence[Condition] = (),
+        order_by: str = "step",
+        descending: bool = False,
+        chars: int | None = None,
+    ) -> "pd.DataFrame":
+        """Groups, one row each, of which a rollout is asked for: prompt and rewards.
+
+        Args:
+            where: conditions on rollouts, as of :meth:`rollouts`: one rollout of the group at least
+                must meet all of them.  Conditions on ``n``, ``matches``, ``reward:mean``,
+                ``reward:std``, ``reward:min``, ``reward:max``, ``spread`` and ``length:mean`` are
+                on the group: ``("spread", "=", 0)``.
+            order_by: a column that is a number.  Groups without one come last.
+            descending: the greatest first.
+            chars: the most characters of a prompt; None = all.
+
+        Returns:
+            A table with ``step``; ``group``, its position in the step; ``n`` rollouts, of which
+            ``matches`` meet the conditions and in ``failed`` the reward failed; mean, standard
+            deviation (of the group, not of a sample), least, greatest and ``spread`` (greatest -
+            least) of all rewards that are numbers; ``length:mean`` in tokens; ``prompt``; and
+            ``ids`` of all its rollouts.
+
+        Raises:
+            StoreError: a column or operator does not exist.
+        """
+        question = Question(self.info.id, where, order_by, descending)
+        with self._reading() as connection:
+            return spreads.group_table(connection, question, chars)
+
+    def same_prompt(self, id: int) -> list[int]:  # noqa: A002 (what the table calls it)
+        """Ids of all rollouts on the prompt of a rollout, token for token, by step.
+
+        Args:
+            id: from :meth:`ids`.
+
+        Raises:
+            StoreError: the run has no such rollout.
+        """
+        with self._reading() as connection:
+            return self._prompts.same(connection, int(id))
+
+    def annotate(
+        self,
+        id: int,  # noqa: A002 (what the table calls it)
+        *,
+        tags: Sequence[str] | None = None,
+        note: str | None = None,
+    ) -> Note:
+        """Leave tags and a note on a rollout, in place of those it has.
+
+        The run may be under way, and superseded steps count too.  Of two that do it at once the
+        last one wins.
+
+        Args:
+            id: from :meth:`ids`.
+            tags: words without white space and commas, at most 50 of at most 50 characters; each
+                is kept once.  None = as before.
+            note: at most 100,000 characters.  None = as before.
+
+        Returns:
+            What the rollout has now.
+
+        Raises:
+            StoreError: the run has no such rollout, a tag or the note does not fit, or the file
+                cannot be written.
+        """
+        words, text = notes.checked(tags, note)
+        database = Database(self.path, writable=True)
+        try:
+            with database.write() as connection:
+                return notes.put(connection, self.info.id, int(id), words, text)
+        finally:
+            database.close()
+
+    def notes(self) -> dict[int, Note]:
+        """All tags and notes of the run, by the id of the rollout."""
+        with self._reading() as connection:
+            return notes.of_run(connection, self.info.id)
+
+    def stored(self, ids: Iterable[int]) -> Iterator[StoredRollout]:
+        """Rollouts with their tokens and streams, in the order of the ids.
+
+        Each group is unpacked once.  In the order of :meth:`ids` there is one in memory at a time;
+        in another, of each group that was begun what is still to come.
+
+        Args:
+            ids: from :meth:`ids`.
+
+        Raises:
+            StoreError: the run has no such rollout.
+        """
+        chosen = _whole(ids)
+        with self._reading() as connection:
+            group_of = tables.groups_of(connection, self.info.id, chosen)
+
+        def unpack(group: int) -> list[StoredRollout]:
+            with self._reading() as connection:
+                return groups.rollouts_of(connection, group)
+
+        yield from walks.in_order(chosen, group_of, unpack)
 
     def rollout(self, id: int) -> StoredRollout:  # noqa: A002 (what the table calls it)
         """One rollout with its tokens and streams.
@@ -203,7 +348,7 @@ class Reader:
         question = Question(self.info.id, order_by="id", descending=True, limit=limit)
         with self._reading() as connection:
             ids = rollouts.matching(connection, question)
-            return groups.stored_many(connection, ids)
+            return groups.stored_many(connection, ids.tolist())
 
     def walk(self) -> Iterator[StoredRollout]:
         """All rollouts with their tokens and streams, in order, one group in memory at a time."""
@@ -224,11 +369,5 @@ class Reader:
             yield connection
 
 
-def _types(columns: dict[str, list[object]]) -> dict[str, str]:
-    """Types that do not depend on what the rows happen to hold."""
-    words = {"stop_reason", *rollouts.TEXTS}
-    whole = {"step", "group", "sample", "length", "prompt_length", "version"}
-    return {
-        name: "object" if name in words else "int64" if name in whole else "float64"
-        for name in columns
-    } | {"failed": "bool"}
+def _whole(ids: Iterable[int]) -> list[int]:
+    return [int(number) for number in ids]

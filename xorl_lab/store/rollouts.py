@@ -1,16 +1,19 @@
 """Questions about the rollouts of a run, answered by SQL on narrow rows.
 
 The rows of one run are found by attempt and step; parts of rewards and means of streams are joined
-by name only where a question mentions them; texts are read for the rows of the answer alone.
+by name only where a question mentions them, and so are texts, tags and notes.
 """
 
-import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from xorl_lab.errors import StoreError
+from xorl_lab.store import search
 from xorl_lab.store.rows import clean
 from xorl_lab.store.schema import SPAN
 
@@ -32,10 +35,17 @@ SCALARS: Mapping[str, str] = {
     "failed": "(r.scored = 0)",
 }
 """Columns that every rollout has."""
-TEXTS: Mapping[str, str] = {"text": "t.text", "error": "t.error", "prompt": "g.prompt"}
+TEXTS: Mapping[str, str] = {
+    "text": "t.text",
+    "error": "t.error",
+    "prompt": "g.prompt",
+    "note": "nullif(n.note, '')",
+}
 """Columns of text, which can be filtered by but not sorted by."""
+TAGS = "nullif(n.tags, '')"
+"""The tags, with a space between them."""
 _COMPARISONS = ("=", "!=", "<", "<=", ">", ">=")
-OPERATORS = (*_COMPARISONS, "in", "contains")
+OPERATORS = (*_COMPARISONS, "in", "contains", "has")
 """What may stand in the middle of a condition."""
 
 
@@ -64,7 +74,6 @@ class _Sql:
         self._names = names
         self._run = run
         self._joins: dict[str, str] = {}
-        self._wide = ""
         self.conditions = ["a.run = ?"]
         self.values: list[object] = []
 
@@ -75,55 +84,64 @@ class _Sql:
         if name not in self._names:
             there = ", ".join([*SCALARS, *self._names])
             raise StoreError(f"there is no scalar {name!r}: choose from {there}")
-        if name not in self._joins:
-            alias = f"m{len(self._joins)}"
-            self._joins[name] = (
-                f" LEFT JOIN measures {alias} ON {alias}.key = r.id + {self._names[name] * SPAN}"
-            )
-        return f"m{list(self._joins).index(name)}.value"
+        number = self._names[name]
+        alias = f"m{number}"
+        self._joins[alias] = f" LEFT JOIN measures {alias} ON {alias}.key = r.id + {number * SPAN}"
+        return f"{alias}.value"
 
     def add(self, condition: Condition) -> None:
         """Let one more condition hold."""
-        try:
-            name, operator, value = condition
-        except (TypeError, ValueError):
+        name, operator, value = parsed(condition)
+        if (name == "tags") != (operator == "has") and not (
+            name == "tags" and (operator == "contains" or value is None)
+        ):
             raise StoreError(
-                f"a condition is {condition!r}: pass (column, operator, value)"
-            ) from None
-        if operator not in OPERATORS:
-            raise StoreError(f"operator is {operator!r}: choose from {', '.join(OPERATORS)}")
-        column = self._column(name)
-        if operator == "in":
-            chosen = [_plain(v) for v in value]
-            self.conditions.append(f"{column} IN ({', '.join('?' * len(chosen))})")
-            self.values += chosen
-        elif operator == "contains":
-            self.conditions.append(f"{column} LIKE ? ESCAPE '\\'")
-            self.values.append(_pattern(clean(str(value))))
-        elif value is None:
-            self.conditions.append(f"{column} {'IS' if operator == '=' else 'IS NOT'} NULL")
+                f'a condition is {condition!r}: ask ("tags", "has", "a-tag"), '
+                '("tags", "contains", "part") or ("tags", "=", None)'
+            )
+        if name == "prompt":  # which all rollouts of a group share
+            test, values = _test("q.prompt", operator, value)
+            self.conditions.append(
+                "r.group_id IN (SELECT q.id FROM attempts b JOIN groups q ON q.attempt = b.id "
+                f"WHERE b.run = ? AND {test})"
+            )
+            self.values.append(self._run)
         else:
-            self.conditions.append(f"{column} {operator} ?")
-            self.values.append(_plain(value))
+            test, values = _test(self._column(name), operator, value)
+            self.conditions.append(test)
+        self.values += values
 
     def _column(self, name: str) -> str:
-        if name in TEXTS:
-            source = TEXTS[name][0]
-            if source not in self._wide:
-                self._wide += source
-            return TEXTS[name]
-        return self.scalar(name)
+        column = TAGS if name == "tags" else TEXTS.get(name)
+        if column is None:
+            return self.scalar(name)
+        if "n." in column:
+            self._joins["notes"] = " LEFT JOIN notes n ON n.rollout = r.id"
+        else:
+            self._joins["texts"] = " JOIN texts t ON t.rollout = r.id"
+        return column
 
     def select(self, what: str, tail: str, values: Sequence[object]) -> tuple[str, list[object]]:
         """The statement and its values."""
         source = "FROM attempts a CROSS JOIN rollouts r ON r.attempt = a.id AND r.step <= a.upto"
-        if "g" in self._wide:
-            source += " JOIN groups g ON g.id = r.group_id"
-        if "t" in self._wide:
-            source += " JOIN texts t ON t.rollout = r.id"
         source += "".join(self._joins.values())
         sql = f"SELECT {what} {source} WHERE {' AND '.join(self.conditions)}{tail}"
         return sql, [self._run, *self.values, *values]
+
+
+def parsed(condition: Condition) -> Condition:
+    """The three parts of a condition, of which the operator exists.
+
+    Raises:
+        StoreError: it has other parts.
+    """
+    try:
+        name, operator, value = condition
+    except (TypeError, ValueError):
+        raise StoreError(f"a condition is {condition!r}: pass (column, operator, value)") from None
+    if operator not in OPERATORS:
+        raise StoreError(f"operator is {operator!r}: choose from {', '.join(OPERATORS)}")
+    return name, operator, value
 
 
 def names_of(connection: sqlite3.Connection, run: str) -> dict[str, int]:
@@ -132,8 +150,8 @@ def names_of(connection: sqlite3.Connection, run: str) -> dict[str, int]:
     return dict(rows.fetchall())
 
 
-def matching(connection: sqlite3.Connection, question: Question) -> list[int]:
-    """Ids of the rollouts asked for, in order.
+def matching(connection: sqlite3.Connection, question: Question) -> NDArray[np.int64]:
+    """(n,) ids of the rollouts asked for, in order.
 
     Raises:
         StoreError: a column or operator does not exist.
@@ -144,7 +162,8 @@ def matching(connection: sqlite3.Connection, question: Question) -> list[int]:
     tail = f" ORDER BY {key} {direction} NULLS LAST, r.id LIMIT ? OFFSET ?"
     limit = -1 if question.limit is None else question.limit
     statement, values = sql.select("r.id", tail, [limit, question.offset])
-    return [row[0] for row in connection.execute(statement, values)]
+    rows = connection.execute(statement, values)
+    return np.fromiter((row[0] for row in rows), np.int64)
 
 
 def count(connection: sqlite3.Connection, question: Question) -> int:
@@ -157,29 +176,6 @@ def count(connection: sqlite3.Connection, question: Question) -> int:
     return int(connection.execute(statement, values).fetchone()[0])
 
 
-def table(connection: sqlite3.Connection, run: str, ids: Sequence[int]) -> dict[str, list[Any]]:
-    """Scalars and texts of rollouts, column by column, in the order of the ids."""
-    chosen = json.dumps(ids)
-    columns = {**SCALARS, **TEXTS}
-    rows = connection.execute(
-        f"SELECT {', '.join(columns.values())} FROM json_each(?) j JOIN rollouts r ON r.id = "
-        "j.value JOIN groups g ON g.id = r.group_id JOIN texts t ON t.rollout = r.id "
-        "ORDER BY j.key",
-        (chosen,),
-    ).fetchall()
-    if len(rows) != len(ids):
-        raise LookupError(f"{len(ids) - len(rows)} rollouts lack a row of their own")
-    found = {name: [row[i] for row in rows] for i, name in enumerate(columns)}
-    for name, number in names_of(connection, run).items():
-        values = connection.execute(
-            "SELECT m.value FROM json_each(?) j LEFT JOIN measures m ON m.key = j.value + ? "
-            "ORDER BY j.key",
-            (chosen, number * SPAN),
-        )
-        found[name] = [value for (value,) in values]
-    return found
-
-
 def _built(connection: sqlite3.Connection, question: Question) -> _Sql:
     sql = _Sql(question.run, names_of(connection, question.run))
     for condition in question.where:
@@ -187,14 +183,23 @@ def _built(connection: sqlite3.Connection, question: Question) -> _Sql:
     return sql
 
 
+def _test(column: str, operator: str, value: Any) -> tuple[str, list[object]]:  # noqa: ANN401
+    """A condition in SQL, and its values."""
+    if operator == "in":
+        chosen = [_plain(v) for v in value]
+        return f"{column} IN ({', '.join('?' * len(chosen))})", chosen
+    if operator == "contains":
+        test, words = search.condition(column, clean(str(value)))
+        return test, [words]
+    if operator == "has":
+        return f"instr(' ' || {column} || ' ', ?) > 0", [f" {clean(str(value))} "]
+    if value is None:
+        return f"{column} {'IS' if operator == '=' else 'IS NOT'} NULL", []
+    return f"{column} {operator} ?", [_plain(value)]
+
+
 def _plain(value: Any) -> object:  # noqa: ANN401 (numpy numbers too)
     plain = value.item() if hasattr(value, "item") else value
     if not isinstance(plain, str | int | float):
         raise StoreError(f"a condition compares with {value!r}: pass a number or text")
     return clean(plain) if isinstance(plain, str) else plain
-
-
-def _pattern(text: str) -> str:
-    for sign in ("\\", "%", "_"):
-        text = text.replace(sign, "\\" + sign)
-    return f"%{text}%"

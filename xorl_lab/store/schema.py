@@ -1,13 +1,8 @@
-"""The tables, their version, and whether a file is one of ours."""
+"""The tables, their version, and what a newer version adds to an older file."""
 
 import sqlite3
-import time
-from pathlib import Path
 
-from xorl_lab.errors import StoreError
-from xorl_lab.store.database import WAIT, connect, explained
-
-VERSION = 1
+VERSION = 2
 """Grows when the tables change; a newer file is refused."""
 APPLICATION = 0x786F726C
 """``xorl``, in the header of the file."""
@@ -16,7 +11,7 @@ ENDLESS = 2**53
 SPAN = 2**40
 """Rollouts of a store, at most; see ``measures``."""
 
-TABLES = (
+_FIRST = (
     # Updated in place: state, message, total, updated, revision, and attempts.upto, leases.
     # Everything else is only ever added.
     """CREATE TABLE runs (
@@ -63,107 +58,62 @@ TABLES = (
         step INTEGER, kind TEXT NOT NULL, text TEXT NOT NULL, data TEXT NOT NULL)""",
     "CREATE INDEX events_of_run ON events (run, id)",
 )
+_SINCE_2 = (
+    # Tags, with a space between them, and a note that a person left on a rollout.
+    """CREATE TABLE notes (
+        rollout INTEGER PRIMARY KEY, tags TEXT NOT NULL, note TEXT NOT NULL,
+        updated REAL NOT NULL)""",
+    # Finds the groups on one prompt.  What was written by version 1 has no row.
+    "CREATE TABLE prompts (group_id INTEGER PRIMARY KEY, hash INTEGER NOT NULL)",
+    "CREATE INDEX prompts_by_hash ON prompts (hash)",
+    # Ids are used again once a run was deleted.
+    """CREATE TRIGGER note_of_rollout AFTER DELETE ON rollouts
+        BEGIN DELETE FROM notes WHERE rollout = old.id; END""",
+    """CREATE TRIGGER prompt_of_group AFTER DELETE ON groups
+        BEGIN DELETE FROM prompts WHERE group_id = old.id; END""",
+)
+TABLES = (*_FIRST, *_SINCE_2)
 
 
-def prepare(path: Path) -> None:
-    """Make the file if it is missing; check that it is a store that this version can read.
+def version(connection: sqlite3.Connection) -> int:
+    """The version of the tables of a file."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def upgrade(connection: sqlite3.Connection) -> None:
+    """Add what an older file lacks, as a whole or not at all.
+
+    A process of the older version may go on writing: nothing that it knows is changed.
 
     Args:
-        path: of the file; missing folders are made.
+        connection: which may write, outside of a transaction.
 
     Raises:
-        StoreError: it is damaged, foreign or of a newer version, and was left as it is; or it
-            cannot be made.
+        sqlite3.Error: the file cannot be written.
     """
+    if version(connection) != 1:
+        return
+    connection.execute("BEGIN IMMEDIATE")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(
-            f"the folder {path.parent} cannot be made ({error}): choose another one"
-        ) from error
-    try:
-        if _is_new(path):
-            _create(path)
-        else:
-            _check(path)
-    except sqlite3.Error as error:
-        raise explained(error, path) from error
-
-
-def _is_new(path: Path) -> bool:
-    """True if nothing is there, or what a process left that was killed while it made the file."""
-    if not path.exists():
-        return True
-    beside = path.with_name(path.name + "-wal")
-    if path.stat().st_size == 0 and beside.exists() and beside.stat().st_size > 0:
-        raise StoreError(
-            f"{path} is empty but {beside.name} is not: the file was cut off; put a backup in its "
-            "place, or move both aside to begin a new store"
-        )
-    # Beside a file that is half made lies what undoes it, which only a writer may apply.
-    half_made = path.with_name(path.name + "-journal").exists()
-    connection = connect(path, "rw" if half_made else "ro")
-    try:
-        return _blank(connection)
-    finally:
-        connection.close()
-
-
-def _blank(connection: sqlite3.Connection) -> bool:
-    (count,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    return count == 0 and _header(connection) == (0, 0)
-
-
-def _create(path: Path) -> None:
-    connection = connect(path, "rwc")
-    try:
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        _use_wal(connection)
-        connection.execute("BEGIN IMMEDIATE")
-        if _blank(connection):  # else another process was quicker
-            for table in TABLES:
-                connection.execute(table)
-            connection.execute(f"PRAGMA application_id = {APPLICATION}")
+        if version(connection) == 1:  # else another process was quicker
+            for statement in _SINCE_2:
+                connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
-    finally:
-        connection.close()
-    _check(path)
+    except BaseException:
+        connection.rollback()
+        raise
 
 
-def _use_wal(connection: sqlite3.Connection) -> None:
-    """Switch to WAL mode; SQLite itself does not wait here for another process that does so."""
-    deadline = time.monotonic() + WAIT
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-        else:
-            return
+def supplement(connection: sqlite3.Connection) -> bool:
+    """Let a connection that only reads see empty tables where an older file has none.
 
-
-def _check(path: Path) -> None:
-    connection = connect(path, "ro")
-    try:
-        application, version = _header(connection)
-    finally:
-        connection.close()
-    if application != APPLICATION:
-        raise StoreError(
-            f"{path} is a database, but not a store of runs; it was left as it is: choose another "
-            "folder, or move it aside"
-        )
-    if version > VERSION:
-        raise StoreError(
-            f"{path} has schema {version} and this version of xorl_lab reads up to {VERSION}: "
-            "update xorl_lab"
-        )
-
-
-def _header(connection: sqlite3.Connection) -> tuple[int, int]:
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    return application, version
+    Returns:
+        Whether the file is older.
+    """
+    if version(connection) != 1:
+        return False
+    for statement in _SINCE_2:
+        if statement.startswith("CREATE TABLE"):
+            connection.execute(statement.replace("CREATE TABLE", "CREATE TEMP TABLE", 1))
+    return True

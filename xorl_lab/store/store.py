@@ -14,11 +14,11 @@ from xorl_lab.errors import StoreError
 from xorl_lab.store import frames, runs
 from xorl_lab.store.database import Database
 from xorl_lab.store.lease import Lease
+from xorl_lab.store.opening import prepare
 from xorl_lab.store.progress import scalars_of, status_of
 from xorl_lab.store.reader import Reader
 from xorl_lab.store.records import Parent, RunInfo
 from xorl_lab.store.rows import to_json
-from xorl_lab.store.schema import prepare
 from xorl_lab.store.writer import Writer
 
 if TYPE_CHECKING:

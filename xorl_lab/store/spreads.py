@@ -1,0 +1,145 @@
+"""Groups of rollouts at a glance: the prompt, and how far the rewards on it spread."""
+
+import json
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xorl_lab.errors import StoreError
+from xorl_lab.store.rollouts import Condition, Question, matching, parsed
+from xorl_lab.store.tables import cut_text, text_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_COMPARISONS: Mapping[str, Callable[[Any, Any], NDArray[np.bool_]]] = {
+    "=": np.equal,
+    "!=": np.not_equal,
+    "<": np.less,
+    "<=": np.less_equal,
+    ">": np.greater,
+    ">=": np.greater_equal,
+}
+OWN = ("n", "matches", "reward:mean", "reward:std", "reward:min", "reward:max", "spread",
+       "length:mean")  # fmt: skip
+"""Columns that only groups have: conditions on them choose groups, others choose rollouts."""
+ORDERS = ("step", "group", *OWN, "failed")
+"""Columns by which groups can be sorted."""
+
+
+def group_table(
+    connection: sqlite3.Connection, question: Question, chars: int | None
+) -> "pd.DataFrame":
+    """One row for each group that has a rollout which is asked for.
+
+    Args:
+        connection: in a transaction.
+        question: of rollouts and groups; ``limit`` and ``offset`` are ignored.
+        chars: the most characters of a prompt; None = all.
+
+    Raises:
+        StoreError: a column or operator does not exist.
+    """
+    import pandas as pd  # noqa: PLC0415 (takes a second)
+
+    if question.order_by not in ORDERS:
+        raise StoreError(f"order_by is {question.order_by!r}: choose from {', '.join(ORDERS)}")
+    conditions = [parsed(c) for c in question.where]
+    rest = [c for c in conditions if c[0] not in OWN]
+    rows, rewards = _rows(connection, question.run)
+    matched = np.ones(len(rows), np.bool_)
+    if rest:
+        asked = replace(question, where=rest, order_by="id", descending=False)
+        matched = np.isin(rows[:, 1], matching(connection, asked), assume_unique=True)
+    columns, starts = _columns(rows, rewards, matched)
+    kept = columns["matches"] > 0
+    for condition in conditions:
+        if condition[0] in OWN:
+            kept &= _holds(columns, condition)
+    chosen = np.flatnonzero(kept)
+    key = columns[question.order_by][chosen].astype(np.float64)
+    at = chosen[np.argsort(-key if question.descending else key, kind="stable")]
+    groups = rows[starts[at], 0].tolist() if len(at) else []
+    members = np.split(rows[:, 1], starts[1:])
+    table = {name: values[at] for name, values in columns.items()} | {
+        "prompt": pd.Series(_prompts(connection, groups, chars), dtype="object").to_numpy(),
+        "ids": pd.Series([members[i].tolist() for i in at], dtype="object").to_numpy(),
+    }
+    return pd.DataFrame(table, pd.Index(groups, name="id", dtype="int64"))
+
+
+def _rows(
+    connection: sqlite3.Connection, run: str
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Per rollout: (n, 6) group, id, step, position, length, scored; and (n,) rewards or NaN."""
+    found = connection.execute(
+        "SELECT r.group_id, r.id, r.step, r.position, r.length, r.scored, r.reward "
+        "FROM attempts a CROSS JOIN rollouts r ON r.attempt = a.id AND r.step <= a.upto "
+        "WHERE a.run = ? ORDER BY r.id",
+        (run,),
+    ).fetchall()
+    columns = list(zip(*found, strict=True)) or [()] * 7
+    whole = np.array(columns[:6], np.int64).reshape(6, -1).T
+    return whole, np.array(columns[6], np.float64)
+
+
+def _columns(
+    rows: NDArray[np.int64], rewards: NDArray[np.float64], matched: NDArray[np.bool_]
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64]]:
+    """Columns by name, and where each group begins.  Rollouts of a group lie side by side."""
+    starts = np.flatnonzero(np.diff(rows[:, 0], prepend=-1))
+    n = np.diff(starts, append=len(rows))
+    if not len(starts):
+        empty = dict.fromkeys(("step", "group", "n", "matches", "failed"), np.zeros(0, np.int64))
+        return {**dict.fromkeys(ORDERS, np.zeros(0)), **empty}, starts
+    there = ~np.isnan(rewards)
+    known = np.add.reduceat(there, starts, dtype=np.int64)
+    least = np.minimum.reduceat(np.where(there, rewards, np.inf), starts)
+    most = np.maximum.reduceat(np.where(there, rewards, -np.inf), starts)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # none, or infinite ones
+        mean = np.add.reduceat(np.where(there, rewards, 0), starts) / known
+        away = np.where(there, rewards - np.repeat(mean, n), 0)
+        std = np.sqrt(np.add.reduceat(away * away, starts) / known)
+        spread = most - least
+    for values in (least, most, spread):
+        values[known == 0] = np.nan
+    columns = {
+        "step": rows[starts, 2],
+        "group": rows[starts, 3],
+        "n": n,
+        "matches": np.add.reduceat(matched, starts, dtype=np.int64),
+        "reward:mean": mean,
+        "reward:std": std,
+        "reward:min": least,
+        "reward:max": most,
+        "spread": spread,
+        "failed": n - np.add.reduceat(rows[:, 5], starts),
+        "length:mean": np.add.reduceat(rows[:, 4], starts) / n,
+    }
+    return columns, starts
+
+
+def _holds(columns: Mapping[str, NDArray[Any]], condition: Condition) -> NDArray[np.bool_]:
+    name, operator, value = condition
+    if operator not in _COMPARISONS or not isinstance(value, int | float | np.number | None):
+        signs = " ".join(_COMPARISONS)
+        raise StoreError(f"a condition is {condition!r}: {name} is compared by {signs} to a number")
+    if value is None:
+        missing = np.isnan(columns[name])
+        return missing if operator == "=" else ~missing
+    return _COMPARISONS[operator](columns[name], value) & ~np.isnan(columns[name])
+
+
+def _prompts(
+    connection: sqlite3.Connection, groups: Sequence[int], chars: int | None
+) -> list[str | None]:
+    rows = connection.execute(
+        f"SELECT {cut_text('g.prompt', chars)} FROM json_each(?) j JOIN groups g ON g.id = j.value "
+        "ORDER BY j.key",
+        (json.dumps(groups),),
+    )
+    return [text_of(text, chars) for (text,) in rows]
