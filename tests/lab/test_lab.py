@@ -229,8 +229,13 @@ def test_two_labs_on_one_folder(lab):
     with pytest.raises(StoreError, match="run 'grpo-1' is running elsewhere"):
         resume(other, "grpo-1", concurrent=True)
     assert first.going
-    assert grpo(other, steps=1).name == "grpo-3"
+    third = grpo(other, steps=1)
+    assert third.name == "grpo-3"
     assert not first.going
+    assert first.status.message == "run 'grpo-3' was begun"
+    assert texts(first, "end") == ["stopped: run 'grpo-3' was begun"]
+    told = "run 'grpo-1' was stopped for this one: concurrent=True lets both go on"
+    assert texts(third, "log") == [told]
 
 
 def test_thirty_runs_leave_no_threads_clients_or_files_open(lab):
@@ -305,6 +310,9 @@ def test_a_change_that_is_none_leaves_the_run_under_way(lab, concurrent):
     onward = run.resume(learning_rate=1e-4)
     assert not run.going
     assert onward.name == run.name
+    until(lambda: "learning_rate: 0.005 → 0.0001" in texts(onward, "start")[-1])
+    onward.set("learning_rate", 50)
+    assert "learning_rate is 50, and the model may break" in onward.warnings[-1]
     onward.stop()
 
 

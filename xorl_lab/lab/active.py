@@ -20,24 +20,26 @@ def others(root: Path) -> list[Run]:
     return [run for run in list(RUNS) if run.going and run.reader.path.resolve() == here]
 
 
-def end(runs: Sequence[Run], patience: float = 60.0) -> bool:
+def end(runs: Sequence[Run], why: str = "", patience: float = 60.0) -> list[str]:
     """Stop runs under way in this process, and wait for them.
 
     A loop of the caller's own is left alone: only its caller can end it.
 
     Args:
         runs: to be ended.
+        why: in words, for their record.
         patience: seconds to wait for each.
 
     Returns:
-        True if there were any.
+        Names of those that were.
 
     Raises:
         ConfigError: one does not end.
     """
     going = [run for run in runs if run.info.kind != "custom"]
     for run in going:
-        run.stop(wait=False)
+        assert run.live is not None
+        run.live.control.stop(why)
     for run in going:
         assert run.live is not None
         if not run.live.control.here and not run.live.ended.wait(patience):
@@ -45,7 +47,7 @@ def end(runs: Sequence[Run], patience: float = 60.0) -> bool:
                 f"run {run.name!r} does not end, as its reward function does not return: restart "
                 "the kernel, or pass concurrent=True to leave it alone"
             )
-    return bool(going)
+    return [run.name for run in going]
 
 
 @atexit.register

@@ -64,6 +64,7 @@ class Control:
         self._paused = False
         self._steps = 0
         self._stopping = False
+        self._why = ""
         self._thread: int | None = None
         self._driver: int | None = None
         self._started_with = 0
@@ -82,10 +83,15 @@ class Control:
         """Run one more step, then pause."""
         self._tell(paused=True, steps=1)
 
-    def stop(self) -> None:
-        """End the run.  A step is given up unless it has changed the weights already."""
+    def stop(self, why: str = "") -> None:
+        """End the run.  A step is given up unless it has changed the weights already.
+
+        Args:
+            why: in words, for the record; empty if a person asked for it.
+        """
         with self._signal:
             first, self._stopping = not self._stopping, True
+            self._why = why if first else self._why
             self._signal.notify_all()
         if not first:
             return
@@ -125,6 +131,11 @@ class Control:
     def stopping(self) -> bool:
         """True once the run was asked to end."""
         return self._stopping
+
+    @property
+    def why(self) -> str:
+        """Why it was asked to end, if that was not a person's wish."""
+        return self._why
 
     @property
     def paused(self) -> bool:

@@ -10,11 +10,12 @@ from xorl_lab.errors import CancelledError
 from xorl_lab.lab import active
 from xorl_lab.lab.autosave import Autosave
 from xorl_lab.lab.bench import Bench
-from xorl_lab.lab.control import Control
+from xorl_lab.lab.control import Change, Control
 from xorl_lab.lab.driver import drive, interrupts, note_change
 from xorl_lab.lab.jobs import Job, Settings
 from xorl_lab.lab.loop import Loop
 from xorl_lab.lab.origin import Origin
+from xorl_lab.lab.preflight import check_rate
 from xorl_lab.lab.run import Links, Live, Run
 from xorl_lab.store import Writer
 
@@ -66,7 +67,7 @@ def launch(job: Job, writer: Writer, start: Start, links: Links, bench: Bench) -
         job.knobs(),
         lambda name, value: void(job.with_knobs({name: value})),
         partial(_version, weakref.ref(start.client)),
-        partial(note_change, writer),
+        partial(_turned, writer, start.client.lora is not None),
         done=done,
         planned=start.origin.planned,
     )
@@ -81,6 +82,7 @@ def launch(job: Job, writer: Writer, start: Start, links: Links, bench: Bench) -
         if start.show and not start.background:
             run.show()
         text = f"going on behind step {done}" if done else "begun"
+        text += "".join(f", {name}: {was:g} → {now:g}" for name, was, now in _changes(job, start))
         planned = [asdict(change) for change in start.origin.planned]
         data = {"settings": job.described()["recipe"], "planned": planned}
         writer.event("start", text, step=done or None, data=data)
@@ -104,6 +106,24 @@ def launch(job: Job, writer: Writer, start: Start, links: Links, bench: Bench) -
 def with_knobs(given: Settings, control: Control) -> Settings:
     """The settings of the step under way."""
     return replace(given, **control.in_use)  # pyright: ignore[reportArgumentType]
+
+
+def _changes(job: Job, start: Start) -> "list[tuple[str, float, float]]":
+    """Knobs that are not what they were behind the last step: name, before, now."""
+    before = start.origin.settings
+    return [
+        (name, float(before[name]), value)
+        for name, value in job.knobs().items()
+        if name in before and float(before[name]) != value
+    ]
+
+
+def _turned(writer: Writer, lora: bool, change: Change) -> None:
+    """Record that a knob was turned, and what speaks against its new value."""
+    note_change(writer, change)
+    if change.name == "learning_rate":
+        for sentence in check_rate(change.new, lora=lora):
+            writer.event("warning", sentence, step=change.after or None)
 
 
 def _version(client: "weakref.ref[TrainingClient]") -> int:

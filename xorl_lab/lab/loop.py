@@ -60,8 +60,10 @@ class Loop:
         try:
             ending = work()
             self._save()
-            self.writer.event("end", ending, step=self.last or None)
-            self.writer.status(ending)
+            why = self.control.why if ending == "stopped" else ""
+            text = f"{ending}: {why}" if why else ending
+            self.writer.event("end", text, step=self.last or None)
+            self.writer.status(ending, why)
         except BaseException as caught:  # noqa: BLE001 (handed to whoever waits)
             error = caught
             self._failed(caught)

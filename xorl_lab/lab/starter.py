@@ -71,7 +71,9 @@ class Starter:
         going = active.others(self._store.path)
         if conduct.concurrent:
             going = [run for run in going if run.name == instead]
-        if active.end(going):
+        name = begun.reader.info.name if begun.reader else self._free_name(conduct.name, task.kind)
+        ended = active.end(going, f"run {name!r} was begun")
+        if ended:
             begun, job = self._planned(task, conduct, chosen)  # what they have saved counts
         self._release()
         if begun.reader is not None:
@@ -82,6 +84,10 @@ class Starter:
         else:
             writer = self._create(job, conduct, begun)
             client = self._client_of_new(writer, begun)
+        for other in ended:
+            if other != name:
+                text = f"run {other!r} was stopped for this one: concurrent=True lets both go on"
+                writer.event("log", text, step=begun.done or None)
         run = self._launch(job, conduct, begun, writer, client)
         self._launched.add(run)
         return run
@@ -158,8 +164,10 @@ class Starter:
             self._again(job.task, conduct, name),
             self._branching(job.task, conduct, name),
             partial(self._load, name),
+            job.task.prompts,
         )
-        return launch.launch(job, self._store.run(writer.info.id), writer, start, links)
+        self._bench.links[writer.info.id] = links
+        return launch.launch(job, writer, start, links, self._bench)
 
     def _again(self, task: Task, conduct: Conduct, run: str) -> Callable[..., Run]:
         """What takes a run up again."""
