@@ -39,7 +39,7 @@ def checked(
         raise StoreError(f"the note {what}: pass text of at most {NOTE:,} characters")
     if isinstance(tags, str):
         raise StoreError(f"tags is {tags!r}: pass a list, {[tags]!r}")
-    once = None if tags is None else tuple(dict.fromkeys(map(_tag, tags)))
+    once = None if tags is None else tuple(dict.fromkeys(map(one_tag, tags)))
     if once is not None and len(once) > TAGS:
         raise StoreError(f"there are {len(once)} tags: pass {TAGS} at most")
     return once, None if note is None else clean(note)
@@ -100,7 +100,12 @@ def split(tags: str | None) -> tuple[str, ...]:
     return tuple(tags.split(" ")) if tags else ()
 
 
-def _tag(tag: object) -> str:
+def one_tag(tag: object) -> str:
+    """A tag as it is stored.
+
+    Raises:
+        StoreError: it is not text, too long, or holds white space or a comma.
+    """
     if not isinstance(tag, str):
         raise StoreError(f"a tag is {tag!r}: pass text")
     if not tag or any(c == "," or c.isspace() for c in tag):

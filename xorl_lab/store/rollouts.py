@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from xorl_lab.errors import StoreError
 from xorl_lab.store import search
+from xorl_lab.store.notes import one_tag
 from xorl_lab.store.rows import clean
 from xorl_lab.store.schema import SPAN
 
@@ -192,7 +193,7 @@ def _test(column: str, operator: str, value: Any) -> tuple[str, list[object]]:  
         test, words = search.condition(column, clean(str(value)))
         return test, [words]
     if operator == "has":
-        return f"instr(' ' || {column} || ' ', ?) > 0", [f" {clean(str(value))} "]
+        return f"instr(' ' || {column} || ' ', ?) > 0", [f" {one_tag(value)} "]
     if value is None:
         return f"{column} {'IS' if operator == '=' else 'IS NOT'} NULL", []
     return f"{column} {operator} ?", [_plain(value)]

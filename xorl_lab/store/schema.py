@@ -58,7 +58,7 @@ _FIRST = (
         step INTEGER, kind TEXT NOT NULL, text TEXT NOT NULL, data TEXT NOT NULL)""",
     "CREATE INDEX events_of_run ON events (run, id)",
 )
-_SINCE_2 = (
+SINCE_2 = (
     # Tags, with a space between them, and a note that a person left on a rollout.
     """CREATE TABLE notes (
         rollout INTEGER PRIMARY KEY, tags TEXT NOT NULL, note TEXT NOT NULL,
@@ -72,7 +72,7 @@ _SINCE_2 = (
     """CREATE TRIGGER prompt_of_group AFTER DELETE ON groups
         BEGIN DELETE FROM prompts WHERE group_id = old.id; END""",
 )
-TABLES = (*_FIRST, *_SINCE_2)
+TABLES = (*_FIRST, *SINCE_2)
 
 
 def version(connection: sqlite3.Connection) -> int:
@@ -96,7 +96,7 @@ def upgrade(connection: sqlite3.Connection) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
         if version(connection) == 1:  # else another process was quicker
-            for statement in _SINCE_2:
+            for statement in SINCE_2:
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
@@ -113,7 +113,7 @@ def supplement(connection: sqlite3.Connection) -> bool:
     """
     if version(connection) != 1:
         return False
-    for statement in _SINCE_2:
+    for statement in SINCE_2:
         if statement.startswith("CREATE TABLE"):
             connection.execute(statement.replace("CREATE TABLE", "CREATE TEMP TABLE", 1))
     return True

@@ -65,11 +65,11 @@ def group_table(
     at = chosen[np.argsort(-key if question.descending else key, kind="stable")]
     groups = rows[starts[at], 0].tolist() if len(at) else []
     members = np.split(rows[:, 1], starts[1:])
-    table = {name: values[at] for name, values in columns.items()} | {
-        "prompt": pd.Series(_prompts(connection, groups, chars), dtype="object").to_numpy(),
-        "ids": pd.Series([members[i].tolist() for i in at], dtype="object").to_numpy(),
-    }
-    return pd.DataFrame(table, pd.Index(groups, name="id", dtype="int64"))
+    index = pd.Index(groups, name="id", dtype="int64")
+    table: dict[str, Any] = {name: values[at] for name, values in columns.items()}
+    table["prompt"] = pd.Series(_prompts(connection, groups, chars), index, "object")
+    table["ids"] = pd.Series([members[i].tolist() for i in at], index, "object")
+    return pd.DataFrame(table, index)
 
 
 def _rows(
