@@ -181,9 +181,38 @@ def test_resume_while_under_way_with_changes_stops_and_goes_on(lab):
     assert again.status.state == "finished"
 
 
-def test_a_damaged_checkpoint_is_told_before_anything_is_superseded(lab):
+def spoil(lab, run, name):
+    (checkpoint(lab, run, name) / "optimizer.safetensors").write_bytes(b"x")
+
+
+def test_where_the_last_checkpoint_is_damaged_the_one_before_is_taken(lab, tmp_path):
     run = grpo(lab, steps=4, save_every=2)
-    (checkpoint(lab, run.name, "step-4") / "optimizer.safetensors").write_bytes(b"x")
+    spoil(lab, run.name, "step-4")
+    again = run.resume(steps=6)
+    said = [text for text in again.warnings if "cannot be trusted" in text]
+    assert said == [
+        "checkpoint 'step-4' cannot be trusted: optimizer.safetensors: its SHA-256 is not the one "
+        "recorded; use an earlier checkpoint: going on from step 2 instead"
+    ]
+    whole = grpo(lab_in(tmp_path / "other"), steps=6, save_every=2)
+    same(again, whole)
+    assert tensors(lab, run.name, "step-4") == tensors(
+        lab_in(tmp_path / "other"), whole.name, "step-4"
+    )
+
+
+def test_one_that_has_expired_is_not_gone_on_from(lab):
+    run = grpo(lab, steps=4, save_every=2)
+    lab.expire("grpo-1/step-4", 0)
+    again = run.resume(steps=6)
+    assert again.reader.events(kinds=("start",))[-1].step == 2
+    assert "has expired" in again.warnings[-1]
+
+
+def test_damaged_checkpoints_alone_are_told_before_anything_is_superseded(lab):
+    run = grpo(lab, steps=4, save_every=2)
+    for name in ("step-2", "step-4"):
+        spoil(lab, run.name, name)
     with pytest.raises(CheckpointError, match="step-4"):
         run.resume(steps=6)
     assert run.status.step == 4
@@ -500,6 +529,7 @@ def test_a_missing_setting_is_named(lab):
         ({"rank": "8"}, "rank is '8': pass an integer >= 1"),
         ({"alpha": -1}, "alpha is -1: pass a number > 0"),
         ({"seed": -1}, "seed is -1: pass an integer from 0"),
+        ({"ranks": 3}, "Lab has no argument 'ranks': did you mean rank"),
         ({"droput": 0.1}, "Lab has no argument 'droput': did you mean dropout"),
         ({"dropout": 2}, r"dropout is 2: pass a number in \[0, 1\)"),
         ({"rank": None, "alpha": 3.0}, r"rank is None, .* and alpha is 3\.0"),

@@ -14,6 +14,10 @@ from xorl_lab.errors import CheckpointError
 from xorl_lab.types.checkpoints import Checkpoint, DeleteCheckpointResponse, TrainingRun
 
 TYPES = {"weights": "training", "sampler_weights": "sampler"}
+_KEPT = 16384
+"""States that are remembered at most."""
+_seen: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {}
+"""By folder: what the state's file looked like, and what it said."""
 
 
 def states(root: Path, model_id: str | None = None) -> list[tuple[Address, Mapping[str, Any]]]:
@@ -46,7 +50,7 @@ def listing(root: Path, model_id: str | None = None) -> list[Checkpoint]:
         root: folder of all checkpoints.
         model_id: only those of this model.
     """
-    return [_describe(address, state) for address, state in states(root, model_id)]
+    return [described(address, state) for address, state in states(root, model_id)]
 
 
 def delete(root: Path, address: Address) -> None:
@@ -152,9 +156,22 @@ def size_of(state: Mapping[str, Any]) -> int:
     return sum(int(facts["bytes"]) for facts in state["files"].values())
 
 
-_KEPT = 16384
-"""States that are remembered; more than a folder holds, unless it has outgrown us."""
-_seen: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {}
+def described(address: Address, state: Mapping[str, Any]) -> Checkpoint:
+    """A checkpoint from its ``state.json``."""
+    expires = state.get("expires_at")
+    return Checkpoint(
+        checkpoint_id=f"{address.kind}/{address.name}",
+        checkpoint_type=TYPES[address.kind],
+        time=iso(float(state.get("created", 0.0))),
+        path=address.uri,
+        size_bytes=size_of(state),
+        expires_at=None if expires is None else iso(float(expires)),
+    )
+
+
+def iso(seconds: float) -> str:
+    """A moment, given in seconds since the epoch, as ISO 8601 in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def _known(folder: str) -> Mapping[str, Any]:
@@ -178,20 +195,3 @@ def _names(folder: Path) -> Iterator[str]:
     except (FileNotFoundError, NotADirectoryError):
         return
     yield from (name for name in names if not name.startswith("."))
-
-
-def _describe(address: Address, state: Mapping[str, Any]) -> Checkpoint:
-    expires = state.get("expires_at")
-    return Checkpoint(
-        checkpoint_id=f"{address.kind}/{address.name}",
-        checkpoint_type=TYPES[address.kind],
-        time=iso(float(state.get("created", 0.0))),
-        path=address.uri,
-        size_bytes=size_of(state),
-        expires_at=None if expires is None else iso(float(expires)),
-    )
-
-
-def iso(seconds: float) -> str:
-    """A moment, given in seconds since the epoch, as ISO 8601 in UTC."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -11,6 +11,7 @@ from xorl_lab.store import Writer
 if TYPE_CHECKING:
     from xorl_lab.client import TrainingClient
     from xorl_lab.client.rest import RestClient
+    from xorl_lab.lab.budget import Budget
 
 _NAME = re.compile(r"^(?:xorl://[^/]+/)?(?:weights/)?step-(\d+)$")
 
@@ -27,6 +28,7 @@ class Autosave:
         saved: the step of the run's checkpoint that the weights came from, 0 for none.
         earlier: steps of the checkpoints that the run has already, ascending.
         prefix: of the names.
+        budget: for the checkpoints of all runs; None = none.
     """
 
     def __init__(  # noqa: PLR0913
@@ -40,6 +42,7 @@ class Autosave:
         saved: int = 0,
         earlier: Sequence[int] = (),
         prefix: str = "step",
+        budget: "Budget | None" = None,
     ) -> None:
         self._client = client
         self._rest = rest
@@ -49,6 +52,8 @@ class Autosave:
         self._saved = saved
         self._prefix = prefix
         self._mine = list(earlier)
+        self._budget = budget
+        self._over = False
 
     def after(self, step: int) -> None:
         """A step was taken.  What keeps it from being saved is a warning: the run goes on."""
@@ -75,6 +80,22 @@ class Autosave:
         self._mine = [*(s for s in self._mine if s != step), step]
         while self._rest is not None and 0 < self._keep < len(self._mine):
             self._drop(self._rest, self._mine.pop(0))
+        if self._budget is not None:
+            self._keep_to(self._budget, step)
+
+    def _keep_to(self, budget: "Budget", step: int) -> None:
+        """Make room; that there is none to be made is said once."""
+        try:
+            told = budget.keep_to()
+        except (LabError, OSError) as error:
+            self._warn(f"the disk in use could not be looked at: {error}", step)
+            return
+        news = [kind for kind, _, _ in told] != ["warning"]
+        if news or not self._over:
+            for kind, text, data in told:
+                with suppress(StoreError):  # as in a warning
+                    self._writer.event(kind, text, step=step, data=data)
+        self._over = bool(told) and (self._over or not news)
 
     def _drop(self, rest: "RestClient", step: int) -> None:
         name = self._name(step)

@@ -40,6 +40,8 @@ class Task:
     """Fingerprint of the data, so that a run is not resumed on others."""
     examples: int
     """Number of prompts or examples."""
+    prompts: object = None
+    """What is to be answered, as it was given; None where nothing is sampled."""
 
     def job(self, before: Mapping[str, Any], chosen: Mapping[str, Any]) -> "Job":
         """The task with its settings.
@@ -133,7 +135,7 @@ def grpo_task(prompts: object, reward: RewardFunction, held_out: object) -> Task
         assert isinstance(chosen, GrpoSettings)
         return preflight.check_grpo(client, given, reward, chosen)
 
-    return Task("grpo", GrpoSettings, begin, examine, *_marked(given))
+    return Task("grpo", GrpoSettings, begin, examine, *_marked(given), given)
 
 
 def sft_task(examples: Any, held_out: Any) -> Task:  # noqa: ANN401 (the recipe checks them)

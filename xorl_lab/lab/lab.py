@@ -9,7 +9,10 @@ from xorl_lab.errors import ConfigError
 from xorl_lab.home import home
 from xorl_lab.lab import active, card, compare
 from xorl_lab.lab.adapter import checked_shape
+from xorl_lab.lab.bench import Bench
+from xorl_lab.lab.budget import Budget, parse_bytes
 from xorl_lab.lab.conduct import SAVE_EVERY, parted
+from xorl_lab.lab.desk import Desk
 from xorl_lab.lab.jobs import grpo_task, sft_task
 from xorl_lab.lab.run import Run
 from xorl_lab.lab.starter import Starter
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from xorl_lab.client import TrainingClient
+    from xorl_lab.widgets import CheckpointBrowser
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
@@ -38,6 +42,8 @@ class Lab:
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
         dtype: ``auto``, ``float32`` or ``bfloat16``.
         base_url: of a training server; None = ``$XORL_BASE_URL``, and without that this process.
+        disk_budget: bytes that all checkpoints may take, or a size such as ``"5GB"``; over it the
+            oldest that runs saved by themselves are deleted.  None = any, and nothing is.
         adapter: further arguments of ``ServiceClient.create_lora_training_client``.
 
     Raises:
@@ -56,6 +62,7 @@ class Lab:
         device: str = "auto",
         dtype: str = "auto",
         base_url: str | None = None,
+        disk_budget: float | str | None = None,
         **adapter: Any,  # noqa: ANN401 (checked below)
     ) -> None:
         self.model = model
@@ -65,9 +72,13 @@ class Lab:
         self._store = Store(self.folder)
         base = self._service.create_sampling_client(base_model=model)
         self._weights = Weights(self._service, self._store, base)
+        limit = None if disk_budget is None else parse_bytes(disk_budget)
+        self._budget = None if limit is None else Budget(limit, self._weights)
+        self._bench = Bench(model, self._weights, self._context)
         self._starter = Starter(
-            model, self._shape, (device, dtype), self._service, self._store, self._weights
+            model, self._shape, (device, dtype), self._bench, budget=self._budget
         )
+        self._desk = Desk(self._bench, (device, dtype), self._starter.fresh, limit)
 
     @property
     def service(self) -> ServiceClient:
@@ -151,7 +162,15 @@ class Lab:
         Raises:
             ConfigError: the name, a knob or ``save_every`` is none.
         """
-        return Track(self._store, client, name, dict(settings or {}), dict(knobs or {}), save_every)
+        return Track(
+            self._bench,
+            client,
+            name,
+            dict(settings or {}),
+            dict(knobs or {}),
+            save_every,
+            self._budget,
+        )
 
     # Looking.
 
@@ -165,7 +184,7 @@ class Lab:
         for run in active.others(self._store.path):
             if run.info.id == reader.info.id:
                 return run
-        return Run(reader)
+        return Run(reader, bench=self._bench)
 
     def runs(self) -> "pd.DataFrame":
         """All runs, the newest first, with how they stand."""
@@ -205,6 +224,8 @@ class Lab:
         self,
         checkpoints: Sequence[str],
         prompts: object,
+        *,
+        rewards: RewardFunction | None = None,
         **params: Any,  # noqa: ANN401
     ) -> compare.Comparison:
         """The same prompts answered by several weights, side by side.
@@ -213,12 +234,76 @@ class Lab:
             checkpoints: ``base``; ``RUN`` = its present or last weights; ``RUN/step-40``; or a
                 checkpoint's name alone where only one run has it.
             prompts: as for :meth:`grpo`.
+            rewards: a reward function to be called for every answer.
             params: as of :meth:`sample`; greedy unless ``temperature`` says otherwise.
         """
         if isinstance(checkpoints, str):
             raise ConfigError(f"checkpoints is {checkpoints!r}: pass a list, [{checkpoints!r}]")
         clients = {c: self._weights.client(c) for c in checkpoints}
-        return compare.compare(clients, prompts, params)
+        return compare.compare(clients, prompts, params, rewards)
+
+    def browse(self) -> "CheckpointBrowser":
+        """The browser of all checkpoints."""
+        # Imported when something is shown: it takes a moment, and needs the notebook's packages.
+        from xorl_lab.widgets import CheckpointBrowser  # noqa: PLC0415
+
+        return CheckpointBrowser(self._desk)
+
+    # Checkpoints.
+
+    def load(self, checkpoint: str) -> "TrainingClient":
+        """A client that trains from a checkpoint on, for loops of one's own.
+
+        Args:
+            checkpoint: as of :meth:`compare`; of the optimizer too, if that was saved.
+
+        Raises:
+            ConfigError, StoreError, CheckpointError: there is none, or it cannot be loaded.
+        """
+        return self._desk.training(checkpoint)
+
+    def delete(self, checkpoint: str) -> None:
+        """Delete a checkpoint.  What was branched off it stays, and what is loaded already too.
+
+        Args:
+            checkpoint: ``RUN/NAME``, or a name that one run alone has.
+
+        Raises:
+            ConfigError: it is in use.
+            StoreError, CheckpointError: there is no such checkpoint.
+        """
+        self._desk.delete(checkpoint)
+
+    def expire(self, checkpoint: str, seconds: float | None) -> None:
+        """Let a checkpoint expire: it is deleted when a lab is next made behind that time.
+
+        Args:
+            checkpoint: as of :meth:`delete`.
+            seconds: from now; None = never.
+
+        Raises:
+            ConfigError: ``seconds`` is none.
+            StoreError, CheckpointError: there is no such checkpoint.
+        """
+        self._desk.expire(checkpoint, seconds)
+
+    def export(self, checkpoint: str, folder: str | Path, form: str = "peft") -> Path:
+        """Write a checkpoint for others to load, with its tokenizer.
+
+        Args:
+            checkpoint: as of :meth:`compare`.
+            folder: where to; new or empty.
+            form: ``peft`` for an adapter, or ``merged`` for one model with all weights, which
+                ``AutoModelForCausalLM.from_pretrained`` loads.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ConfigError: the form does not fit, or the folder is taken.
+            StoreError, CheckpointError: there is no such checkpoint, or it is damaged.
+        """
+        return Path(self._desk.export(checkpoint, str(folder), form))
 
     def __repr__(self) -> str:
         return f"Lab({self.model!r})"
@@ -229,6 +314,10 @@ class Lab:
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ANN401
         del cycle
         printer.text(card.text(self._facts()))
+
+    def _context(self) -> int | None:
+        loaded = self._starter.loaded()
+        return None if loaded is None else loaded.context_length
 
     def _facts(self) -> dict[str, str]:
         rank = self._shape["rank"]

@@ -1,13 +1,13 @@
 """Where a run begins: at nothing, at its own last checkpoint, or at one of another run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from xorl_lab.errors import ConfigError
 from xorl_lab.lab.control import Change
 from xorl_lab.lab.weights import Weights
-from xorl_lab.store import Event, Parent, Reader, Store
+from xorl_lab.store import Event, Parent, Reader, RunInfo, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class Origin:
     """Of a branch."""
     earlier: tuple[int, ...] = ()
     """Steps of the checkpoints that the run has."""
+    warnings: tuple[str, ...] = ()
+    """What the person should know of where it begins, in sentences."""
 
     def chosen(self, settings: Mapping[str, Any]) -> "Origin":
         """The same, where some settings are chosen anew and nothing is to turn them back."""
@@ -42,11 +44,12 @@ def resumed(store: Store, weights: Weights, run: str) -> Origin:
 
     Raises:
         StoreError: there is no such run.
-        CheckpointError: it was branched from a checkpoint that is gone, and has none of its own.
+        CheckpointError: none of its checkpoints is whole; or it was branched from one that is gone,
+            and has none of its own.
     """
     reader = store.run(run)
     info, status = reader.info, reader.status()
-    last = weights.last(reader)
+    last, damaged = weights.sound(reader)
     done, path = (0, None) if last is None else (last.step or 0, last.entry.path)
     if last is None and info.parent is not None and info.parent.run is not None:
         done = info.parent.step
@@ -61,6 +64,7 @@ def resumed(store: Store, weights: Weights, run: str) -> Origin:
         tuple(_changes(reader, done)) if lost else (),
         reader=reader,
         earlier=tuple(sorted(s for s in weights.steps(info) if s <= done)),
+        warnings=tuple(f"{why}: going on from step {done} instead" for why in damaged),
     )
 
 
@@ -108,17 +112,27 @@ def require_fit(origin: Reader, kind: str, model: str, data: str | None) -> None
         )
 
 
-def _settings(reader: Reader, step: int | None) -> dict[str, Any]:
-    """Settings of the recipe as they stood behind a step; None = at last."""
-    settings = dict(reader.info.settings.get("recipe", {}))
-    for event in reader.events(kinds=("start", "knob")):
+def settings_behind(info: RunInfo, events: Sequence[Event], step: int | None) -> dict[str, Any]:
+    """Settings of the recipe as they stood behind a step; None = at last.
+
+    Args:
+        info: of the run.
+        events: of the run; at least those of the kinds ``start`` and ``knob``.
+        step: number of the step.
+    """
+    settings = dict(info.settings.get("recipe", {}))
+    for event in events:
         if event.superseded or (step is not None and _at(event) > step):
             continue
         if event.kind == "start":
             settings = dict(event.data.get("settings", settings))
-        else:
+        elif event.kind == "knob":
             settings[event.data["name"]] = event.data["new"]
     return settings
+
+
+def _settings(reader: Reader, step: int | None) -> dict[str, Any]:
+    return settings_behind(reader.info, reader.events(kinds=("start", "knob")), step)
 
 
 def _changes(reader: Reader, step: int) -> list[Change]:

@@ -195,9 +195,10 @@ class Run:
         if self.going and not changes:
             self._steered().resume()
             return self
-        if self.live is None or self.live.links is None:
+        links = self._links()
+        if links is None:
             raise self._no_data(f"resume={self.name!r}")
-        return self.live.links.again(**changes)
+        return links.again(**changes)
 
     def stop(self, wait: bool = True) -> "Run":
         """End the run.  A step under way is given up unless it has changed the weights already.

@@ -19,11 +19,11 @@ from xorl_lab.lab.loop import described
 from xorl_lab.lab.memory import in_use
 from xorl_lab.lab.run import Live, Run
 from xorl_lab.recipes.settings import check_integer
-from xorl_lab.store import Writer
 from xorl_lab.types import Group, StepRecord
 
 if TYPE_CHECKING:
     from xorl_lab.client import TrainingClient
+    from xorl_lab.store import Writer
 
 
 class Track(Run):

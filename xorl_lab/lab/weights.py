@@ -1,8 +1,10 @@
 """References to weights: which checkpoints a run has, and what to sample from."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from xorl_lab import checkpoints
 from xorl_lab.checkpoints import catalog
 from xorl_lab.checkpoints.names import MODEL_ID, Address
 from xorl_lab.errors import CheckpointError, ConfigError
@@ -32,16 +34,23 @@ class Saved:
     """The step behind which it was saved; None for one that the caller named."""
     entry: Checkpoint
     """What the folder says of it."""
-
-    @property
-    def address(self) -> Address:
-        """Where it lies."""
-        return Address.parse(self.entry.path)
+    address: Address
+    """Where it lies."""
+    automatic: bool = False
+    """True if the run saved it by itself."""
+    state: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Its ``state.json``; empty if a server keeps it."""
 
     @property
     def resumable(self) -> bool:
         """True if training can go on from it, rather than sampling alone."""
         return self.address.kind == "weights"
+
+    @property
+    def reference(self) -> str:
+        """``RUN/NAME``; ``RUN/sampler_weights/NAME`` where only sampling is possible."""
+        name = self.address.name
+        return f"{self.run}/{name}" if self.resumable else f"{self.run}/{self.address.kind}/{name}"
 
 
 class Weights:
@@ -58,27 +67,44 @@ class Weights:
         self._store = store
         self._base = base
 
+    @property
+    def store(self) -> Store:
+        """The record."""
+        return self._store
+
+    @property
+    def service(self) -> "ServiceClient":
+        """What keeps the checkpoints."""
+        return self._service
+
     def of(self, info: RunInfo) -> list[Saved]:
         """The checkpoints of one run, oldest first."""
         told = self._told(info)
         homes = dict.fromkeys((info.name, *(Address.parse(path).model_id for path in told)))
+        there = [found for home in homes for found in self._listed(home)]
+        untold = {e.path for a, e, _ in there if e.path not in told and a.model_id == info.name}
+        if untold:  # of nobody's own, or of another run that trained the same model
+            untold -= self._told_by_others(info)
         return [
-            Saved(info.name, told.get(c.path, step_of(Address.parse(c.path).name)), c)
-            for home in homes
-            for c in self._listed(home)
-            if home == info.name or c.path in told
+            _saved(info.name, address, entry, state, told)
+            for address, entry, state in there
+            if entry.path in told or entry.path in untold
         ]
 
     def everything(self) -> list[Saved]:
         """All checkpoints, oldest first, those that no run made too."""
-        runs = self._store.runs()
-        found = [saved for info in reversed(runs) for saved in self.of(info)]
-        if self._service.root is None:
-            return found
-        known = {saved.entry.path for saved in found}
-        others = [c for c in catalog.listing(self._service.root) if c.path not in known]
-        mine = [Saved(Address.parse(c.path).model_id, None, c) for c in others]
-        return sorted((*found, *mine), key=lambda saved: saved.entry.time)
+        infos = self._store.runs()
+        root = self._service.root
+        if root is None:
+            return [saved for info in reversed(infos) for saved in self.of(info)]
+        told = {info.name: self._told(info) for info in reversed(infos)}
+        owners = {path: run for run, paths in told.items() for path in paths}
+        found: list[Saved] = []
+        for address, state in catalog.states(root):
+            run = owners.get(address.uri, address.model_id)
+            entry = catalog.described(address, state)
+            found.append(_saved(run, address, entry, state, told.get(run)))
+        return found
 
     def frame(self, run: str | None) -> "pd.DataFrame":
         """The checkpoints as a table.
@@ -93,29 +119,65 @@ class Weights:
 
     def last(self, reader: Reader) -> Saved | None:
         """The latest step of a run that is both recorded and saved."""
-        info = reader.info
-        recorded = max(reader.status().step, info.parent.step if info.parent else 0)
-        there = {step: saved for step, saved in self.steps(info).items() if step <= recorded}
-        return there[max(there)] if there else None
+        there = self._behind(reader)
+        return there[0] if there else None
+
+    def sound(self, reader: Reader) -> tuple[Saved | None, list[str]]:
+        """The latest step of a run that is recorded, saved, and whole on the disk.
+
+        Returns:
+            It, None if nothing was saved; and what is wrong with later ones, in sentences.
+
+        Raises:
+            CheckpointError: there are some, and none is whole.
+        """
+        there = self._behind(reader)
+        root = self._service.root
+        if root is None:
+            return (there[0] if there else None), []
+        troubles: list[CheckpointError] = []
+        for saved in there:
+            try:
+                checkpoints.read(saved.address.folder(root))
+            except CheckpointError as error:
+                troubles.append(error)
+            else:
+                return saved, [error.message for error in troubles]
+        if troubles:
+            raise troubles[0]
+        return None, []
 
     def steps(self, info: RunInfo) -> dict[int, Saved]:
         """The checkpoints of a run from which training can go on, by step."""
-        found = self.of(info)
-        return {s.step: s for s in found if s.resumable and s.step is not None}
+        return by_step(self.of(info))
 
     def named(self, info: RunInfo, checkpoint: str) -> Saved:
-        """One checkpoint of a run.
+        """One checkpoint of a run from which training can go on.
 
         Raises:
             CheckpointError: ``checkpoint.not_found``; names the nearest.
         """
         found = {saved.address.name: saved for saved in self.of(info) if saved.resumable}
-        if checkpoint not in found:
-            hint = suggest(checkpoint, found) if found else ", and no other yet"
-            raise CheckpointError(
-                "checkpoint.not_found", f"run {info.name!r} has no checkpoint {checkpoint!r}{hint}"
-            )
-        return found[checkpoint]
+        return _chosen(found, checkpoint, info.name)
+
+    def find(self, reference: str) -> Saved:
+        """The checkpoint behind ``RUN/NAME``, ``RUN/sampler_weights/NAME``, ``RUN`` or ``NAME``.
+
+        Raises:
+            ConfigError, StoreError, CheckpointError: it refers to nothing, or to several.
+        """
+        if not isinstance(reference, str) or reference == BASE:
+            raise ConfigError(f"{reference!r} names no checkpoint: pass 'RUN/CHECKPOINT'")
+        known = {info.name: info for info in self._store.runs()}
+        if "/" in reference:
+            run, name = reference.split("/", 1)
+            return _chosen(self._all_of(run, known), name, run)
+        if reference in known:
+            last = self.last(self._store.run(reference))
+            if last is None:
+                raise ConfigError(f"run {reference!r} has no checkpoint yet: wait, or name another")
+            return last
+        return self._alone(reference, list(known.values()))
 
     def client(self, reference: str) -> "SamplingClient":
         """What samples from ``base``, ``RUN``, ``RUN/NAME`` or ``NAME``.
@@ -130,16 +192,24 @@ class Weights:
                 return run.client.save_weights_and_get_sampling_client()
         if not isinstance(reference, str):
             raise ConfigError(f"{reference!r} names no weights: pass 'base' or 'RUN/CHECKPOINT'")
-        known = {info.name: info for info in self._store.runs()}
-        if "/" in reference:
-            run, name = reference.split("/", 1)
-            return self._saved(self.named(self._store.run(run).info, name))
-        if reference in known:
-            last = self.last(self._store.run(reference))
-            if last is None:
-                raise ConfigError(f"run {reference!r} has no checkpoint yet: wait, or name another")
-            return self._saved(last)
-        return self._saved(self._alone(reference, list(known.values())))
+        return self._service.create_sampling_client(model_path=self.find(reference).entry.path)
+
+    def _all_of(self, run: str, known: Mapping[str, RunInfo]) -> dict[str, Saved]:
+        """What a name behind a run's may mean; that of a model without a run will do too."""
+        if run not in known and self._service.root is not None and MODEL_ID.fullmatch(run):
+            listed = [_saved(run, *facts, None) for facts in self._listed(run)]
+        else:
+            listed = []
+        saved = listed or self.of(self._store.run(run).info)
+        named = {s.reference.split("/", 1)[1]: s for s in saved}
+        return {s.address.name: s for s in saved} | named
+
+    def _behind(self, reader: Reader) -> list[Saved]:
+        """What a run can go on from: recorded and saved, the latest first."""
+        info = reader.info
+        recorded = max(reader.status().step, info.parent.step if info.parent else 0)
+        steps = self.steps(info)
+        return [steps[step] for step in sorted(steps, reverse=True) if step <= recorded]
 
     def _alone(self, name: str, runs: list[RunInfo]) -> Saved:
         having = [
@@ -155,20 +225,53 @@ class Weights:
             f"{what} a checkpoint {name!r}: name one as RUN/CHECKPOINT, a run, or base"
         )
 
-    def _saved(self, saved: Saved) -> "SamplingClient":
-        return self._service.create_sampling_client(model_path=saved.entry.path)
+    def _told_by_others(self, info: RunInfo) -> set[str]:
+        others = [other for other in self._store.runs() if other.id != info.id]
+        return {path for other in others for path in self._told(other)}
 
     def _told(self, info: RunInfo) -> dict[str, int | None]:
         """What the run reported: paths, each with its step."""
         events = self._store.run(info.id).checkpoints()
         return {str(e.data["path"]): e.step for e in events if "path" in e.data}
 
-    def _listed(self, model_id: str) -> list[Checkpoint]:
+    def _listed(self, model_id: str) -> list[tuple[Address, Checkpoint, Mapping[str, Any]]]:
         if not MODEL_ID.fullmatch(model_id):  # of a run that was imported, which has none
             return []
-        if self._service.root is not None:
-            return catalog.listing(self._service.root, model_id)
-        return self._service.create_rest_client(model_id).list_checkpoints().result().checkpoints
+        root = self._service.root
+        if root is not None:
+            return [(a, catalog.described(a, s), s) for a, s in catalog.states(root, model_id)]
+        rest = self._service.create_rest_client(model_id)
+        found = rest.list_checkpoints().result().checkpoints
+        return [(Address.parse(c.path), c, {}) for c in found]
+
+
+def by_step(found: Sequence[Saved]) -> dict[int, Saved]:
+    """Of some checkpoints those from which training can go on, by step."""
+    return {s.step: s for s in found if s.resumable and s.step is not None}
+
+
+def _saved(
+    run: str,
+    address: Address,
+    entry: Checkpoint,
+    state: Mapping[str, Any],
+    told: Mapping[str, int | None] | None,
+) -> Saved:
+    """A checkpoint with what its run said of it; ``told`` is None where no run made it."""
+    if told is None:
+        return Saved(run, None, entry, address, state=state)
+    step = told.get(entry.path, step_of(address.name))
+    automatic = told.get(entry.path) is not None and address.kind == "weights"
+    return Saved(run, step, entry, address, automatic, state)
+
+
+def _chosen(found: Mapping[str, Saved], checkpoint: str, run: str) -> Saved:
+    if checkpoint not in found:
+        hint = suggest(checkpoint, found) if found else ", and no other yet"
+        raise CheckpointError(
+            "checkpoint.not_found", f"run {run!r} has no checkpoint {checkpoint!r}{hint}"
+        )
+    return found[checkpoint]
 
 
 def _row(saved: Saved) -> dict[str, Any]:

@@ -1,0 +1,198 @@
+"""Another reward function over recorded rollouts: what it would have said, without sampling."""
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xorl_lab.errors import StoreError
+from xorl_lab.lab.rescored import Rescored, Scored
+from xorl_lab.recipes.grpo import ADVANTAGES
+from xorl_lab.recipes.prompts import Prompt, columns, encode_prompts
+from xorl_lab.recipes.rewards import RewardFunction, Scorer
+from xorl_lab.store import Condition, Reader
+from xorl_lab.store.rows import to_json
+from xorl_lab.types import Rollout, SampledSequence
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from transformers import PreTrainedTokenizerBase
+
+SOON, OFTEN = 1.0, 0.25
+"""Seconds before progress is shown, and between two looks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What scoring needs of a recorded rollout, in little memory."""
+
+    tokens: "NDArray[np.int32]"
+    """Ids of the completion."""
+    rollout: Rollout
+    """The rest of it, without values per token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A recorded group."""
+
+    step: int
+    """Number of the step."""
+    position: int
+    """In the step, from 0."""
+    prompt: str
+    """The text that the model was shown."""
+    given: object
+    """The prompt as the reward function got it."""
+    row: Mapping[str, Any]
+    """The other columns."""
+    kept: list[Kept]
+    """In order of sample index."""
+    ids: dict[int, int]
+    """Of the chosen rollouts, by sample index."""
+
+
+def rescore(
+    reader: Reader,
+    reward: RewardFunction,
+    where: Sequence[Condition] = (),
+    *,
+    given: object = None,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    quiet: bool = False,
+) -> Rescored:
+    """Score recorded rollouts with another function; see :meth:`xorl_lab.lab.run.Run.rescore`.
+
+    Args:
+        reader: of the run.
+        reward: the other function.
+        where: which rollouts are shown.
+        given: the prompts as the run was given them, if they are at hand.
+        tokenizer: with which they are recognised.
+        quiet: show no progress.
+
+    Raises:
+        ConfigError: the function asks for something that is not there.
+        StoreError: there are no such rollouts, or a condition is none.
+    """
+    prompts = [] if given is None or tokenizer is None else encode_prompts(given, tokenizer)
+    groups = list(_recorded(reader, where, _Prompts(prompts)))
+    if not groups:
+        what = "none that fit" if where else "none"
+        raise StoreError(f"run {reader.info.name!r} has {what} of its rollouts recorded")
+    there = set.intersection(*(set(group.row) for group in groups))
+    scorer = Scorer(reward, columns(prompts) if prompts else there)
+    advantage = ADVANTAGES[reader.info.settings.get("recipe", {}).get("advantage", "group")]
+    show = (lambda items, _: items) if quiet else _shown
+    found: list[Scored] = []
+    for group in show(groups, sum(len(g.kept) for g in groups)):
+        found += _scored(group, scorer, advantage)
+    return Rescored(reader.info.name, found)
+
+
+class _Prompts:
+    """Prompts as they were given, found by what the model was shown."""
+
+    def __init__(self, prompts: Sequence[Prompt]) -> None:
+        self._by_row = {(p.text, _plain(p.row)): p for p in prompts}
+        texts = Counter(p.text for p in prompts)
+        self._by_text = {p.text: p for p in prompts if texts[p.text] == 1}
+
+    def find(self, text: str, row: Mapping[str, Any]) -> tuple[object, Mapping[str, Any]]:
+        """Prompt and columns; those of the record where no prompt was given that fits.
+
+        A record holds a prompt that was no string, under the name that no column can have.
+        """
+        found = self._by_row.get((text, _plain(row))) or self._by_text.get(text)
+        if found is not None:
+            return found.given, found.row
+        others = {name: value for name, value in row.items() if name != "prompt"}
+        return row.get("prompt", text), others
+
+
+def _recorded(reader: Reader, where: Sequence[Condition], prompts: _Prompts) -> Iterator[Recorded]:
+    """The groups that have a chosen rollout, in order."""
+    chosen = reader.rollouts(where=where)[["step", "group", "sample"]]
+    places = sorted(zip(*(chosen[name].tolist() for name in chosen), chosen.index.tolist(),
+                        strict=True))  # fmt: skip
+    for step, of_step in groupby(places, key=lambda place: place[0]):
+        groups = reader.groups(step)
+        for position, of_group in groupby(of_step, key=lambda place: place[1]):
+            group = groups[position]
+            given, row = prompts.find(group.prompt, group.row)
+            kept = [_slim(rollout) for rollout in group.rollouts]
+            ids = {sample: number for _, _, sample, number in of_group}
+            yield Recorded(step, position, group.prompt, given, row, kept, ids)
+
+
+def _slim(rollout: Rollout) -> Kept:
+    bare = Rollout(
+        [],
+        [],
+        rollout.text,
+        rollout.stop_reason,
+        rollout.version,
+        rollout.reward,
+        rollout.reward_parts,
+        rollout.advantage,
+        rollout.error,
+    )
+    return Kept(np.array(rollout.tokens, np.int32), bare)
+
+
+def _scored(
+    group: Recorded, scorer: Scorer, advantage: Callable[[Sequence[float | None]], list[float]]
+) -> list[Scored]:
+    """The chosen rollouts of a group; all of it is scored, as advantages compare."""
+    scores = [
+        scorer(
+            group.given,
+            group.row,
+            SampledSequence(kept.tokens.tolist(), kept.rollout.stop_reason, text=kept.rollout.text),
+        )
+        for kept in group.kept
+    ]
+    advantages = advantage([score.total for score in scores])
+    return [
+        Scored(
+            group.ids[sample],
+            group.step,
+            group.position,
+            sample,
+            group.prompt,
+            kept.rollout,
+            score,
+            value,
+        )
+        for sample, (kept, score, value) in enumerate(
+            zip(group.kept, scores, advantages, strict=True)
+        )
+        if sample in group.ids
+    ]
+
+
+def _shown(groups: Iterable[Recorded], total: int) -> Iterator[Recorded]:
+    """Hand groups on, and say on standard error how far it is if it takes a while."""
+    began = last = time.monotonic()
+    done, told = 0, False
+    for group in groups:
+        now = time.monotonic()
+        if now - began > SOON and now - last > OFTEN:
+            print(f"\rscored {done} of {total} rollouts", end="", file=sys.stderr, flush=True)  # noqa: T201
+            last, told = now, True
+        yield group
+        done += len(group.kept)
+    if told:
+        print(f"\rscored {total} of {total} rollouts", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _plain(row: Mapping[str, Any]) -> str:
+    """Columns as a record holds them, to be compared."""
+    others = {str(name): value for name, value in row.items() if name != "prompt"}
+    return json.dumps(json.loads(to_json(others)), sort_keys=True)
