@@ -381,7 +381,10 @@ def test_every_loss_with_advantages_can_be_chosen(loss_fn):
 def test_a_missing_setting_is_named():
     with pytest.raises(ConfigError) as caught:
         grpo(FakeClient(by_index), ROWS, right, steps=1)
-    assert str(caught.value) == "missing settings max_tokens, learning_rate: pass a value"
+    assert str(caught.value) == (
+        "missing settings max_tokens, learning_rate: pass max_tokens=64, learning_rate=1e-4, or "
+        "whatever suits"
+    )
 
 
 def test_settings_have_the_defaults_of_the_demo():

@@ -10,6 +10,8 @@ from xorl_lab.recipes.settings import suggest
 from xorl_lab.types import LoraRunSpec
 
 _TAKEN = ("self", "base_model", "rank", "model_id", "alpha", "seed")
+_OWN = ("model", "rank", "alpha", "seed", "folder", "device", "dtype", "base_url")
+"""Arguments of a lab that it names itself."""
 
 
 def checked_shape(
@@ -24,7 +26,7 @@ def checked_shape(
     names = [name for name in known if name not in _TAKEN]
     for name in further:
         if name not in names:
-            raise ConfigError(f"Lab has no argument {name!r}{suggest(name, names)}")
+            raise ConfigError(f"Lab has no argument {name!r}{suggest(name, [*_OWN, *names])}")
     if rank is None:
         for name, value in {**shape, **further}.items():
             if name != "seed" and value is not None:

@@ -8,6 +8,8 @@ from typing import Any, Generic, TypeVar
 from xorl_lab.errors import ConfigError
 
 S = TypeVar("S")
+_USUAL = {"steps": "20", "epochs": "1", "max_tokens": "64", "learning_rate": "1e-4"}
+"""What to begin with, for settings that have no default because the task decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,10 @@ def build(cls: type[S], values: Mapping[str, Any]) -> S:
         if f.default is MISSING and f.default_factory is MISSING and f.name not in values
     ]
     if missing:
+        usual = ", ".join(f"{name}={_USUAL.get(name, '...')}" for name in missing)
         raise ConfigError(
-            f"missing setting{'s' * (len(missing) > 1)} {', '.join(missing)}: pass a value"
+            f"missing setting{'s' * (len(missing) > 1)} {', '.join(missing)}: pass {usual}, or "
+            "whatever suits"
         )
     return cls(**values)
 

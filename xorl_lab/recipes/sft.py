@@ -142,7 +142,7 @@ def _steps(
         optimize = client.optim_step(settings.adam())  # queued behind it, so the two are one wait
         output, optimized = forward.result(), optimize.result()
         metrics = output.metrics | optimized.metrics
-        del metrics["step"]  # the record's own number is that of the run
+        metrics.pop("step", None)  # the record's own number is that of the run
         clock.lap("train")
 
         every = settings.evaluate_every
@@ -272,8 +272,8 @@ def _read(index: int, example: object, tokenizer: "PreTrainedTokenizerBase") -> 
         except DataError as error:
             raise DataError(f"example {index}: {error}") from error
     raise DataError(
-        f"example {index} is {example!r:.80}: pass a list of messages, or a dict with 'tokens' and "
-        "'weights'"
+        f"example {index} is {example!r:.80}: pass a list of messages, as [{{'role': 'user', "
+        "'content': …}, {'role': 'assistant', 'content': …}], or a dict with 'tokens' and 'weights'"
     )
 
 
