@@ -157,7 +157,8 @@ def test_the_end_of_sequence_is_a_trained_target_even_where_it_is_the_padding():
         (
             ["Hello"],
             DataError,
-            "example 0 is 'Hello': pass a list of messages, as",
+            "example 0 is 'Hello': pass a list of messages, as [{'role': 'user', 'content': …}, "
+            "{'role': 'assistant', 'content': …}], or a dict with 'tokens' and 'weights'",
         ),
         (
             [CHAT[:1]],
@@ -184,7 +185,10 @@ def test_settings_are_checked_before_anything_runs():
     for settings, message in [
         ({"learning_rate": 1e-3}, "steps=None and epochs=None: pass one of the two"),
         ({"learning_rate": 1e-3, "steps": 0}, "steps is 0: pass an integer >= 1"),
-        ({"steps": 1}, "missing setting learning_rate: pass learning_rate=1e-4, or"),
+        (
+            {"steps": 1},
+            "missing setting learning_rate: pass learning_rate=1e-4, or whatever suits",
+        ),
         (
             {"learning_rate": 1e-3, "steps": 1, "batchsize": 2},
             "unknown setting 'batchsize': did you mean batch_size?",
