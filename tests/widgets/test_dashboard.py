@@ -11,7 +11,7 @@ from ipywidgets.widgets import widget
 from tests.widgets import runs
 from xorl_lab.errors import ConfigError
 from xorl_lab.types import StepRecord
-from xorl_lab.widgets import Dashboard, RunView
+from xorl_lab.widgets import Dashboard, RunView, view
 from xorl_lab.widgets.controls import ENDED, NO_COMMANDS, Controls
 from xorl_lab.widgets.sender import INTERVAL, SENDER
 
@@ -113,6 +113,32 @@ def test_a_part_in_full(writer, dashboard):
     assert head == {"rows": 4, "names": ["reward"], "exact": 9}
     assert np.frombuffer(data[:16], "<i4").tolist() == [9, 10, 11, 12]
     assert dashboard.heads()[0][0] == 30
+
+
+def test_the_end_of_all_runs_is_told_once(store, reader, writer, commands):
+    with store.create(name="beside", kind="grpo", model="tiny") as other:
+        made = Recorded([reader, store.run(other.info.id)])
+        ends = []
+        made.on_end = lambda: ends.append(len(made.sent))
+        runs.record(writer, 1)
+        writer.status("finished")
+        made.update()
+        assert (made.over, ends) == (False, [])
+        runs.record(other, 1)
+    made.update()
+    made.update()
+    assert made.over
+    assert ends == [2]  # behind the message that says so
+    made.close()
+
+
+def test_what_had_ended_when_it_was_made_is_not_told(reader, writer):
+    writer.status("finished")
+    made = Recorded([reader])
+    made.on_end = lambda: pytest.fail("it had ended before")
+    made.update()
+    assert made.over
+    made.close()
 
 
 def test_its_repr_is_constant_and_says_something(dashboard):
@@ -219,6 +245,123 @@ def test_what_the_page_says_stays_on_the_pages_own_thread(controls):
     controls.comm._reply_subshell_id = "main"
     say(controls, kind="hello")
     assert not hasattr(controls.comm, "_reply_subshell_id")
+
+
+class Cell:
+    """A notebook's cell, as far as a view knows it."""
+
+    def __init__(self, monkeypatch):
+        self.outputs, self.run = [], 0
+        monkeypatch.setattr(view, "get_ipython", lambda: self)
+        monkeypatch.setattr(view, "display", self.display)
+
+    def get_parent(self):
+        return {"metadata": {"cellId": "cell"}, "header": {"msg_id": str(self.run)}}
+
+    def display(self, bundle, raw, display_id):
+        outputs, place = self.outputs, len(self.outputs)
+        outputs.append(bundle)
+
+        class Handle:
+            def update(self, bundle, raw):
+                outputs[place] = bundle
+
+        return Handle()
+
+
+@pytest.fixture
+def cell(monkeypatch):
+    return Cell(monkeypatch)
+
+
+def test_a_view_of_a_run_becomes_a_picture_when_the_run_ends(cell, reader, writer):
+    shown = RunView([reader])
+    shown.show()
+    assert list(cell.outputs[0]) == [view.WIDGET_VIEW, "text/plain"]
+    assert view.HOW_TO_STOP in cell.outputs[0]["text/plain"]
+    runs.record(writer, 1)
+    writer.status("finished")
+    deadline = time.monotonic() + 20
+    while not shown.closed and time.monotonic() < deadline:
+        threading.Event().wait(0.02)
+    (output,) = cell.outputs
+    assert "finished, step 1 of 100" in output["text/html"]
+    assert view.WIDGET_VIEW not in output
+    assert len(SENDER) == 0
+
+
+def test_a_view_that_nobody_displayed_stays_open(cell, reader, writer):
+    made = RunView([reader])
+    writer.status("finished")
+    made.dashboard.update()
+    assert not made.closed
+    made.show()
+    live, beneath = cell.outputs
+    assert view.WIDGET_VIEW in live
+    assert view.HOW_TO_STOP not in live["text/plain"]
+    assert "<details>" in beneath["text/html"]
+    made.close()
+
+
+def test_a_view_of_an_ended_run_stays_and_has_the_picture_beneath(cell, reader, writer):
+    runs.record(writer, 1)
+    writer.status("finished")
+    made = RunView([reader])
+    made.show()
+    made.dashboard.update()
+    live, beneath = cell.outputs
+    assert view.WIDGET_VIEW in live
+    assert "finished, step 1 of 100" in beneath["text/html"]
+    assert not made.closed
+    made.finish()
+    made.close()
+    assert "finished, step 1 of 100" in cell.outputs[0]["text/html"]
+    assert list(cell.outputs[1]) == ["text/plain"]
+
+
+def test_views_of_a_cell_that_ran_again_are_freed(cell, reader, writer):
+    alive = weakref.WeakSet()
+    for cell.run in range(30):
+        made = RunView([reader])
+        made.show()
+        alive.add(made)
+    assert [v.closed for v in alive if v is not made] == [True] * (len(alive) - 1)
+    made.close()
+    del made
+    deadline = time.monotonic() + 10
+    while alive and time.monotonic() < deadline:
+        gc.collect()
+        threading.Event().wait(0.05)
+    assert len(alive) == 0
+    assert view._CELLS._shown == {}
+
+
+def test_a_closed_view_is_held_by_nobody(reader, writer, commands):
+    alive = weakref.WeakSet()
+    gc.collect()
+    gc.disable()  # it does not take a collection of cycles
+    try:
+        for _ in range(30):
+            made = RunView([reader], commands)
+            alive.add(made)
+            assert not made.closed
+            made.close()
+            assert made.closed
+        del made
+        deadline = time.monotonic() + 10
+        while alive and time.monotonic() < deadline:
+            threading.Event().wait(0.05)
+        assert len(alive) == 0
+    finally:
+        gc.enable()
+
+
+def test_an_open_view_lives_on_with_its_widgets(reader, writer):
+    made = weakref.ref(RunView([reader]))
+    gc.collect()
+    assert made() is not None
+    made().close()
+    gc.collect()
 
 
 def test_closing_frees_everything(reader, writer):

@@ -1,12 +1,18 @@
+import itertools
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
+import pytest
 
+from tests.closeness import assert_close
 from tests.widgets import runs
+from xorl_lab.errors import StoreError
 from xorl_lab.types import StepRecord
-from xorl_lab.widgets.feed import LINES_KEPT, Feed
+from xorl_lab.widgets.fallback import fallback_html
+from xorl_lab.widgets.feed import LINES_KEPT, MARKS_KEPT, UNKNOWN, Feed
 
 
 def test_what_is_there_is_read_at_once(reader, writer):
@@ -84,10 +90,136 @@ def test_a_store_that_cannot_be_read_is_said_once(store, reader, writer):
     writer.status("finished")
     writer.close()
     store.delete(reader.info.id)
+    before = time.time()
     news = feed.poll()
-    assert news.entries[0][3] == "error"
-    assert "cannot be read" in news.entries[0][4]
+    _, when, _, kind, text = news.entries[0]
+    assert kind == "error"
+    assert "cannot be read" in text
+    assert before <= when <= time.time()
     assert feed.poll() is None
+
+
+def test_a_run_that_was_never_read_says_why(store, reader, writer):
+    writer.close()
+    store.delete(reader.info.id)
+    feed = Feed(reader)
+    assert feed.status["state"] == UNKNOWN
+    assert "was deleted" in feed.lines[-1][4]
+    assert "unknown, step 0 of 100 (the run cannot be read" in fallback_html(reader)
+
+
+def failing_once(reader, monkeypatch, name):
+    """The next call of a reader's method fails."""
+    real, left = getattr(reader, name), iter([True])
+
+    def call(*args):
+        if next(left, False):
+            raise StoreError("busy")
+        return real(*args)
+
+    monkeypatch.setattr(reader, name, call)
+
+
+@pytest.mark.parametrize("name", ["changed", "scalars", "events", "status"])
+def test_nothing_is_lost_to_one_error(reader, writer, monkeypatch, name):
+    for step in (1, 2, 3):
+        runs.record(writer, step)
+    feed = Feed(reader)
+    runs.record(writer, 4)
+    writer.event("checkpoint", "saved", step=4)
+    writer.status("finished")
+    writer.close()
+    failing_once(reader, monkeypatch, name)
+    assert [e[4] for e in feed.poll().entries] == ["the run cannot be read: busy"]
+    assert feed.status["state"] == "running"
+    news = feed.poll()
+    assert (news.after, news.table.steps.tolist()) == (3, [4])
+    assert [e[4] for e in news.entries] == ["saved", "the run can be read again"]
+    assert (news.status["state"], news.status["step"]) == ("finished", 4)
+    assert feed.poll() is None
+    lines = [e[4] for e in feed.lines]
+    assert lines == ["the run cannot be read: busy", "saved", "the run can be read again"]
+    assert len({e[0] for e in feed.lines}) == len(lines)
+
+
+@pytest.mark.parametrize("name", ["scalars", "events", "status"])
+def test_an_error_while_a_run_is_resumed_costs_nothing(store, reader, writer, monkeypatch, name):
+    for step in range(1, 6):
+        runs.record(writer, step)
+    feed = Feed(reader)
+    writer.close()
+    with store.resume(reader.info.id, after=2) as again:
+        runs.record(again, 3, seed=9)
+        failing_once(reader, monkeypatch, name)
+        feed.poll()
+        news = feed.poll()
+        assert news.restarted
+        assert feed.history.steps.tolist() == [1, 2, 3]
+
+
+def test_time_left_of_a_loop_of_ones_own(reader, writer):
+    for step, seconds in enumerate((9.0, 2.0, 2.0), 1):
+        writer.step(StepRecord(step, {"seconds:step": seconds}))
+    assert Feed(reader).status["left"] == 2.0 * 97
+
+
+def test_time_between_a_crash_and_its_resumption_is_not_counted(store, monkeypatch):
+    now = itertools.count(1000.0)
+    clock = [next(now)]
+    monkeypatch.setattr("time.time", lambda: clock[0])
+    writer = store.create(name="resumed", kind="grpo", model="tiny", total=9)
+    reader = store.run(writer.info.id)
+    writer.event("start", "begun")
+    for step in (1, 2, 3):
+        clock[0] += 5
+        writer.step(StepRecord(step, {"seconds:total": 5.0}))
+    assert Feed(reader).status["seconds"] == 15.0
+    writer.close()
+    clock[0] += 3600
+    with store.resume(writer.info.id, after=2) as again:
+        again.event("start", "going on behind step 2", step=2)
+        clock[0] += 7
+        again.step(StepRecord(3, {"seconds:total": 7.0}))
+        assert_close(Feed(reader).status["seconds"], 10.0 + 7.0, rtol=1e-9)
+
+
+def test_what_has_no_step_is_marked_behind_the_last_one(reader, writer):
+    feed = Feed(reader)
+    writer.event("knob", "before the first step")
+    feed.poll()
+    runs.record(writer, 1)
+    runs.record(writer, 2)
+    writer.event("pause", "paused")
+    writer.event("resume", "going on")
+    feed.poll()
+    assert [(e[2], e[3]) for e in feed.marks] == [(0, "knob"), (2, "pause")]
+
+
+def test_what_has_no_step_is_marked_so_when_it_is_read_later(reader, writer):
+    writer.event("knob", "before the first step")
+    for step in range(1, 6):
+        runs.record(writer, step)
+    writer.event("checkpoint", "saved", step=5)
+    writer.event("pause", "paused")
+    for step in range(6, 10):
+        runs.record(writer, step)
+    assert [(e[2], e[3]) for e in Feed(reader).marks] == [
+        (0, "knob"),
+        (5, "checkpoint"),
+        (5, "pause"),
+    ]
+
+
+def test_what_happens_at_every_step_drives_out_nothing(reader, writer):
+    writer.event("knob", "turned", step=1)
+    writer.event("warning", "careful", step=1)
+    for step in range(1, MARKS_KEPT + LINES_KEPT):
+        writer.event("sync", f"weights of step {step}", step=step)
+    feed = Feed(reader)
+    assert [e[3] for e in feed.lines] == ["knob", "warning"]
+    kinds = [e[3] for e in feed.marks]
+    assert kinds == ["knob", *["sync"] * MARKS_KEPT]
+    assert feed.event == feed.snapshot()["event"] == MARKS_KEPT + LINES_KEPT + 1
 
 
 def test_texts_and_their_number_are_limited(reader, writer):

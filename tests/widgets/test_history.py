@@ -32,6 +32,15 @@ def test_a_short_history_stays_as_it_is():
     assert table.exact == 1
 
 
+def test_columns_of_a_part():
+    history = made([1, 2, 3])
+    history.extend(np.array([4]), {"b": np.array([4.0])})
+    table = history.table(2)
+    assert table.column("a").tolist()[:1] == [3.0]
+    assert table.column("b").tolist()[1:] == [4.0]
+    assert np.isnan(table.column("c")).tolist() == [True, True]
+
+
 def test_nothing_at_all():
     table = History().thin(10)
     assert len(table.steps) == 0

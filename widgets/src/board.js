@@ -68,7 +68,11 @@ export class Board {
   /** Events of all runs that are drawn into the charts, by step. */
   marks() {
     const [low, high] = this.range();
-    const all = this.runs.flatMap((run) => run.marks.map(([, , step, kind, text]) => ({ step: step ?? 0, kind, text: this.runs.length > 1 ? `${run.name}: ${text}` : text })));
+    const several = this.runs.length > 1;
+    const all = this.runs.flatMap((run) => {
+      const first = run.length ? run.steps[0] : 0; // what came before it is drawn at it
+      return run.marks.map(([, , step, kind, text]) => ({ step: Math.max(step ?? 0, first), kind, text: several ? `${run.name}: ${text}` : text }));
+    });
     const inside = all.filter((mark) => mark.step >= low && mark.step <= high);
     const counts = new Map();
     for (const { kind } of inside) counts.set(kind, (counts.get(kind) ?? 0) + 1);

@@ -117,13 +117,13 @@ export class Chart {
     if (ids === this._legendIds) return;
     this._legendIds = ids;
     this._values.clear();
-    const single = items.length === 1 && this.board.runs.length === 1;
+    const single = items.length === 1 && this.board.runs.length === 1 && !this.hidden.has(items[0].id);
     this._legend.replaceChildren(
       ...items.map((item) => {
         const value = h("output", {});
         this._values.set(item, value);
         if (single) return h("li", {}, swatch(item.look, item.line.shape), h("span", { class: "xl-label" }, item.label), value);
-        const button = h("button", { type: "button", "aria-pressed": "true", title: "Show or hide this line" }, swatch(item.look, item.line.shape), h("span", { class: "xl-label" }, item.label), value);
+        const button = h("button", { type: "button", "aria-pressed": String(!this.hidden.has(item.id)), title: "Show or hide this line" }, swatch(item.look, item.line.shape), h("span", { class: "xl-label" }, item.label), value);
         button.addEventListener("click", () => {
           if (this.hidden.has(item.id)) this.hidden.delete(item.id);
           else this.hidden.add(item.id);

@@ -8,8 +8,11 @@
  */
 
 const LINES_KEPT = 500;
-const MARKS_KEPT = 1000;
+/** Of one kind, as in xorl_lab/widgets/feed.py. */
+const MARKS_KEPT = 300;
 const UNMARKED = new Set(["log", "warning", "start", "end", "resume"]);
+/** What happens at nearly every step, and would leave no room in the log for what does not. */
+export const ROUTINE = new Set(["sync"]);
 /** Beyond so many rows the page asks for a thinned history. */
 export const MOST_ROWS = 10_000;
 
@@ -60,6 +63,8 @@ export class Run {
     this.lines = [...snapshot.lines];
     /** @type {Entry[]} */
     this.marks = [...snapshot.marks];
+    /** Id of the newest event. */
+    this.lastEvent = snapshot.event ?? 0;
     /** From this step on every step is there. */
     this.exact = snapshot.exact;
     this.names = [...snapshot.names];
@@ -75,10 +80,6 @@ export class Run {
 
   get last() {
     return this.length ? this._steps[this.length - 1] : 0;
-  }
-
-  get lastEvent() {
-    return this.lines.length ? this.lines[this.lines.length - 1][0] : 0;
   }
 
   /** @param {string} name */
@@ -112,11 +113,11 @@ export class Run {
 
   /** @param {Entry[]} events */
   _enter(events) {
-    const known = this.lastEvent;
-    const fresh = events.filter((e) => e[0] > known || e[0] < 0);
-    this.lines = [...this.lines, ...fresh].slice(-LINES_KEPT);
+    const fresh = events.filter((e) => e[0] > this.lastEvent || e[0] < 0);
+    this.lastEvent = fresh.reduce((newest, e) => Math.max(newest, e[0]), this.lastEvent);
+    this.lines = [...this.lines, ...fresh.filter((e) => !ROUTINE.has(e[3]))].slice(-LINES_KEPT);
     const marks = fresh.filter((e) => !UNMARKED.has(e[3]) && e[2] !== null);
-    if (marks.length) this.marks = [...this.marks, ...marks].slice(-MARKS_KEPT);
+    if (marks.length) this.marks = newest([...this.marks, ...marks]);
   }
 
   /** @param {string[]} names begins with those that are known */
@@ -135,6 +136,19 @@ export class Run {
     this._steps = grown(this._steps, new Int32Array(room));
     this._columns = this._columns.map((c) => grown(c, new Float32Array(room).fill(NaN)));
   }
+}
+
+/**
+ * The newest marks of each kind, so that what is frequent does not drive out what is rare.
+ * @param {Entry[]} marks the oldest first
+ */
+function newest(marks) {
+  const counts = new Map();
+  const kept = marks.reverse().filter(([, , , kind]) => {
+    counts.set(kind, (counts.get(kind) ?? 0) + 1);
+    return counts.get(kind) <= MARKS_KEPT;
+  });
+  return kept.reverse();
 }
 
 /**

@@ -1,5 +1,6 @@
 // How far a run is, with what happened on the way.
 
+import { ROUTINE } from "./data.js";
 import { h, kindOf } from "./looks.js";
 
 /** Marks nearer to each other than this share of the width become one; the second where many are. */
@@ -57,7 +58,12 @@ export class Timeline {
   }
 }
 
-const WEIGHT = { error: 3, knob: 2, pause: 1 };
+/** Of a mark that stands for several: the gravest is shown, and told of first. */
+const WEIGHT = { error: 4, knob: 3, pause: 2, checkpoint: 1 };
+const TEXTS = 5;
+
+/** So many marks of what happens at nearly every step are shown; where there are more, none is. */
+const FEW = 30;
 
 /**
  * Marks that would lie on each other as one, with the text of all.
@@ -65,8 +71,20 @@ const WEIGHT = { error: 3, knob: 2, pause: 1 };
  * @param {number} end
  */
 export function grouped(marks, end) {
-  const groups = near(marks, end, NEAR[0]);
-  return groups.length > MANY ? near(marks, end, NEAR[1]) : groups;
+  const routine = marks.filter(([, , , kind]) => ROUTINE.has(kind)).length > FEW;
+  const shown = routine ? marks.filter(([, , , kind]) => !ROUTINE.has(kind)) : marks;
+  const groups = near(shown, end, NEAR[0]);
+  return (groups.length > MANY ? near(shown, end, NEAR[1]) : groups).map(({ place, members }) => {
+    const ranked = [...members].sort((a, b) => weight(b[3]) - weight(a[3]));
+    const texts = ranked.slice(0, TEXTS).map(([, , step, kind, text]) => `step ${step ?? 0}: ${text || kindOf(kind).word}`);
+    if (ranked.length > TEXTS) texts.push("…");
+    return { step: members[0][2] ?? 0, place, kind: ranked[0][3], texts };
+  });
+}
+
+/** @param {string} kind */
+function weight(kind) {
+  return WEIGHT[kind] ?? 0;
 }
 
 /**
@@ -75,17 +93,13 @@ export function grouped(marks, end) {
  * @param {number} distance
  */
 function near(marks, end, distance) {
-  /** @type {{step: number, place: number, kind: string, texts: string[]}[]} */
+  /** @type {{place: number, members: import("./data.js").Entry[]}[]} */
   const groups = [];
-  for (const [, , step, kind, text] of marks) {
-    const place = Math.min(1, Math.max(0, (step ?? 0) / end));
-    const said = `step ${step}: ${text || kindOf(kind).word}`;
+  for (const mark of marks) {
+    const place = Math.min(1, Math.max(0, (mark[2] ?? 0) / end));
     const last = groups[groups.length - 1];
-    if (last && place - last.place < distance) {
-      if (last.texts.length < 5) last.texts.push(said);
-      else last.texts[5] = "…";
-      if ((WEIGHT[kind] ?? 0) > (WEIGHT[last.kind] ?? 0)) last.kind = kind;
-    } else groups.push({ step: step ?? 0, place, kind, texts: [said] });
+    if (last && place - last.place < distance) last.members.push(mark);
+    else groups.push({ place, members: [mark] });
   }
   return groups;
 }

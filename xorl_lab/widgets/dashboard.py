@@ -4,7 +4,7 @@ import contextlib
 import math
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import anywidget
@@ -12,7 +12,7 @@ import traitlets
 
 from xorl_lab.errors import ConfigError
 from xorl_lab.widgets.bundle import script
-from xorl_lab.widgets.feed import Feed, News
+from xorl_lab.widgets.feed import UNKNOWN, Feed, News
 from xorl_lab.widgets.panels import panels
 from xorl_lab.widgets.sender import SENDER
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from xorl_lab.store import Reader
     from xorl_lab.types import RunCommands
 
+_UNDER_WAY = ("running", "paused", UNKNOWN)
 _DETAIL_POINTS = 4000
 """Rows that answer a look into a part of the history."""
 
@@ -51,6 +52,12 @@ class Dashboard(anywidget.AnyWidget):
         self._feeds = [Feed(reader) for reader in readers]
         self.going = readers[0].status().state in ("running", "paused")
         """Whether the first run was under way when this was made."""
+        self.on_end: Callable[[], None] | None = None
+        """Called by the sender once all runs have ended; not if they had when this was made.
+
+        An open widget is alive, and what is to be called with it.
+        """
+        self._over = self.over
         self._commands = commands
         self._knobs: dict[str, float | None] = self._read_knobs()
         self._sent = [feed.history.names for feed in self._feeds]
@@ -62,6 +69,11 @@ class Dashboard(anywidget.AnyWidget):
     def names(self) -> list[str]:
         """Of the runs."""
         return [feed.name for feed in self._feeds]
+
+    @property
+    def over(self) -> bool:
+        """Whether all runs have ended, as far as was read."""
+        return all(feed.status["state"] not in _UNDER_WAY for feed in self._feeds)
 
     def get_state(self, key: Any = None, drop_defaults: bool = False) -> dict[str, Any]:  # noqa: ANN401
         """The state that a front end begins with: the whole history."""
@@ -86,6 +98,15 @@ class Dashboard(anywidget.AnyWidget):
 
     def update(self) -> bool:
         """Send what is new; True if anything was.  The sender calls this."""
+        sent = self._tell()
+        with self._lock:
+            before, self._over = self._over, self.over
+            on_end = self.on_end if self._over and not before else None
+        if on_end is not None:
+            on_end()
+        return sent
+
+    def _tell(self) -> bool:
         with self._lock:
             if self._closing:
                 return False
@@ -117,9 +138,7 @@ class Dashboard(anywidget.AnyWidget):
     def heads(self) -> list[tuple[int, int]]:
         """Newest step and event of each run that was sent: a page that has less asks for all."""
         with self._lock:
-            return [
-                (feed.history.last, feed.lines[-1][0] if feed.lines else 0) for feed in self._feeds
-            ]
+            return [(feed.history.last, feed.event) for feed in self._feeds]
 
     def part(self, run: int, low: float, high: float) -> tuple[dict[str, Any], bytes]:
         """Steps ``low`` to ``high`` of one run in full, as far as a screen can show them."""
@@ -131,6 +150,7 @@ class Dashboard(anywidget.AnyWidget):
     def close(self) -> None:
         """Free the widget here and in the page."""
         self._closing = True
+        self.on_end = None
         SENDER.discard(self)
         if self.layout is not None:
             self.layout.close()

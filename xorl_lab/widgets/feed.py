@@ -2,23 +2,24 @@
 
 import math
 import statistics
+import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xorl_lab.errors import LabError
-from xorl_lab.widgets.history import History, Table
+from xorl_lab.widgets.history import Floats, History, Table
 
 if TYPE_CHECKING:
-    from xorl_lab.store import Reader
+    from xorl_lab.store import Event, Reader, RunStatus
 
 LINES_KEPT = 500
 """Lines of the log that a view shows; the store keeps all."""
-MARKS_KEPT = 1000
-"""Marks that a view shows, from the newest back."""
+MARKS_KEPT = 300
+"""Marks of one kind that a view shows, from the newest back."""
 TEXT_KEPT = 2000
 """Characters of one line."""
 POINTS = 2400
@@ -26,11 +27,18 @@ POINTS = 2400
 TAIL = 400
 """The newest rows of a snapshot, which are never thinned."""
 _UNMARKED = frozenset({"log", "warning", "start", "end", "resume"})
+_ROUTINE = frozenset({"sync"})
+"""What happens at nearly every step, and would leave no room in the log for what does not."""
+_DURATIONS = ("seconds:total", "seconds:step")
+"""How long a step of a recipe took, and one of a loop of the caller's own."""
 _RECENT = 20
 """Steps from which the time that is left is estimated."""
 
+UNKNOWN = "unknown"
+"""State of a run that could not be read so far."""
+
 Entry = list[Any]
-"""[id, unix time, step or None, kind, text]."""
+"""[id, unix time, step or None, kind, text]; ids below 0 are not of the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +71,27 @@ class Feed:
         self.reader = reader
         self.history = History()
         self.lines: deque[Entry] = deque(maxlen=LINES_KEPT)
-        self.marks: deque[Entry] = deque(maxlen=MARKS_KEPT)
-        self.status: dict[str, Any] = {}
-        self._event = 0
+        self.status: dict[str, Any] = _unread(reader)
+        self.event = 0
+        """Id of the newest event that was read."""
+        self._marks: dict[str, deque[Entry]] = {}
+        self._placed = 0
+        self._began = (reader.info.created, 0.0)
         self._attempt: int | None = None
         self._token: object = None
         self._failed = False
+        self._said = 0
         self.poll()
 
     @property
     def name(self) -> str:
         """Of the run."""
         return self.reader.info.name
+
+    @property
+    def marks(self) -> list[Entry]:
+        """What is marked in the charts, the oldest first."""
+        return sorted((e for kept in self._marks.values() for e in kept), key=lambda e: e[0])
 
     def poll(self) -> News | None:
         """Read what is new; None if nothing is.
@@ -84,13 +101,11 @@ class Feed:
         try:
             news = self._read()
         except (LabError, OSError) as error:
-            if self._failed:
-                return None
-            self._failed = True
-            entry = [-1, 0.0, None, "error", f"the run cannot be read: {error}"[:TEXT_KEPT]]
-            self.lines.append(entry)
-            return News(self.history.last, None, [entry], None, restarted=False)
-        self._failed = False
+            return self._unreadable(f"the run cannot be read: {error}")
+        if self._failed:
+            self._failed = False
+            said = self._say("log", "the run can be read again")
+            news = replace(news, entries=[*news.entries, said])
         return news or None
 
     def description(self) -> dict[str, Any]:
@@ -119,54 +134,96 @@ class Feed:
             "exact": table.exact,
             "status": self.status,
             "lines": list(self.lines),
-            "marks": list(self.marks),
+            "marks": self.marks,
+            "event": self.event,
         }
 
     def _read(self) -> News:
-        changed, self._token = self.reader.changed(self._token)
+        changed, token = self.reader.changed(self._token)
         after = self.history.last
         if not changed:
             return News(after, None, [], None, restarted=False)
         scalars = self.reader.scalars(after)
         restarted = self._attempt is not None and scalars.attempt != self._attempt
         if restarted:
-            self._forget()
             scalars, after = self.reader.scalars(0), 0
-        self._attempt = scalars.attempt
+        events = self.reader.events(0 if restarted else self.event)
+        status = self.reader.status()
+        # All was read: from here on nothing fails, so that what is new is told once.
+        if restarted:
+            self._forget()
+        live = self._attempt is not None and not restarted
+        self._token, self._attempt = token, scalars.attempt
         table: Table | None = None
         if len(scalars.steps):
             start = len(self.history)
             self.history.extend(scalars.steps, scalars.columns)
             table = self.history.table(start)
-        return News(after, table, self._entries(), self._status(), restarted)
+        entries = self._entries(events, live=live)
+        return News(after, table, entries, self._status(status), restarted)
 
-    def _entries(self) -> list[Entry]:
+    def _entries(self, events: "Sequence[Event]", *, live: bool) -> list[Entry]:
+        """What a view shows of events; those without a step are placed behind the last one.
+
+        Args:
+            events: the oldest first.
+            live: they happened just now, and not at any time of the steps that were read.
+        """
         entries: list[Entry] = []
-        for event in self.reader.events(self._event):
-            self._event = max(self._event, event.id)
+        for event in events:
+            self.event = max(self.event, event.id)
             if event.superseded:
                 continue
-            entries.append([event.id, event.time, event.step, event.kind, event.text[:TEXT_KEPT]])
-        self.lines.extend(entries)
-        self.marks.extend(e for e in entries if e[3] not in _UNMARKED and e[2] is not None)
+            if event.kind == "start":
+                self._began = (event.time, self._worked(event.step or 0))
+            if event.step is not None:
+                self._placed = event.step
+            marked = event.kind not in _UNMARKED
+            step = event.step
+            if step is None and marked:
+                step = self.history.last if live else self._placed
+            entry = [event.id, event.time, step, event.kind, event.text[:TEXT_KEPT]]
+            entries.append(entry)
+            if event.kind not in _ROUTINE:
+                self.lines.append(entry)
+            if marked:
+                kept = self._marks.setdefault(event.kind, deque(maxlen=MARKS_KEPT))
+                kept.append(entry)
         return entries
+
+    def _say(self, kind: str, text: str) -> Entry:
+        """A line that is not of the store."""
+        self._said -= 1
+        entry: Entry = [self._said, time.time(), None, kind, text[:TEXT_KEPT]]
+        self.lines.append(entry)
+        return entry
+
+    def _unreadable(self, text: str) -> News | None:
+        if self._failed:
+            return None
+        self._failed = True
+        if self.status["state"] == UNKNOWN:
+            self.status = self.status | {"message": text[:TEXT_KEPT]}
+        entry = self._say("error", text)
+        return News(self.history.last, None, [entry], None, restarted=False)
 
     def _forget(self) -> None:
         """Begin anew: steps and events were superseded."""
         self.history.clear()
         self.lines.clear()
-        self.marks.clear()
-        self._event = 0
+        self._marks.clear()
+        self.event = self._placed = 0
+        self._began = (self.reader.info.created, 0.0)
 
-    def _status(self) -> dict[str, Any] | None:
+    def _status(self, now: "RunStatus") -> dict[str, Any] | None:
         """The status with the time left, if it changed."""
-        now = self.reader.status()
+        began, worked = self._began
         status = {
             "state": now.state,
             "step": now.step,
             "total": now.total,
             "message": now.message[:TEXT_KEPT],
-            "seconds": round(max(0.0, now.updated - self.reader.info.created), 1),
+            "seconds": round(worked + max(0.0, now.updated - began), 1),
             "left": self._left(now.step, now.total) if now.state == "running" else None,
         }
         if status == self.status:
@@ -176,9 +233,25 @@ class Feed:
 
     def _left(self, step: int, total: int | None) -> float | None:
         """Seconds that the remaining steps will take, by the median of the newest ones."""
-        recent = self.history.column("seconds:total")[-_RECENT:]
+        recent = self._seconds()[-_RECENT:]
         recent = recent[np.isfinite(recent)]
         if total is None or not len(recent):
             return None
         left = statistics.median(recent.tolist()) * (total - step)
         return round(left, 1) if math.isfinite(left) and left >= 0 else None
+
+    def _worked(self, step: int) -> float:
+        """Seconds that the steps up to one took: what a resumed run had behind it."""
+        seconds = self._seconds()[: np.searchsorted(self.history.steps, step, side="right")]
+        return float(seconds[np.isfinite(seconds)].sum())
+
+    def _seconds(self) -> Floats:
+        """(n,) how long each step took."""
+        known = (n for n in _DURATIONS if n in self.history.names)
+        return self.history.column(next(known, _DURATIONS[0]))
+
+
+def _unread(reader: "Reader") -> dict[str, Any]:
+    """The status of a run of which nothing is known yet."""
+    blank = {"state": UNKNOWN, "step": 0, "total": reader.info.total, "message": ""}
+    return blank | {"seconds": 0.0, "left": None}

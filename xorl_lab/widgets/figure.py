@@ -1,5 +1,6 @@
 """The course of runs as a plotly figure, for exploration after the fact."""
 
+import html
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from xorl_lab.errors import ConfigError
+from xorl_lab.widgets.bands import band, finite
 from xorl_lab.widgets.colours import COLOURS, GREY, PLOTLY_DASHES, translucent
 from xorl_lab.widgets.feed import Feed
 from xorl_lab.widgets.panels import MORE, Line, Panel, panels
@@ -39,7 +41,7 @@ def figure(readers: "Sequence[Reader]", names: Sequence[str] | None = None) -> g
     fig: Any = make_subplots(
         rows=rows,
         cols=columns,
-        subplot_titles=[f"{p.title} ({p.unit})" if p.unit else p.title for p in chosen],
+        subplot_titles=[plain(f"{p.title} ({p.unit})" if p.unit else p.title) for p in chosen],
         vertical_spacing=0.4 / rows if rows > 1 else 0.2,
         horizontal_spacing=0.09,
     )
@@ -58,13 +60,23 @@ def figure(readers: "Sequence[Reader]", names: Sequence[str] | None = None) -> g
         plot_bgcolor="rgba(0,0,0,0)",
         showlegend=True,
         font={"family": "system-ui, sans-serif", "color": GREY},
-        hoverlabel={"bgcolor": "#f6f8fa", "font": {"color": "#1d2129"}},
+        # Whole names: a shortened one would end in half of an escaped character.
+        hoverlabel={"bgcolor": "#f6f8fa", "font": {"color": "#1d2129"}, "namelength": -1},
         margin={"l": 50, "r": 20, "t": 40, "b": 70},
     )
     grid = "rgba(128,128,128,.25)"
     fig.update_xaxes(zeroline=False, gridcolor=grid)
     fig.update_yaxes(zeroline=False, gridcolor=grid)
     return fig
+
+
+def plain(text: str) -> str:
+    """A text that plotly shows as it is, and takes neither for HTML nor for TeX.
+
+    >>> plain("<b> & $x$")
+    '&lt;b&gt; &amp; &#36;x&#36;'
+    """
+    return html.escape(text, quote=False).replace("$", "&#36;")
 
 
 def _chosen(there: Sequence[str], names: Sequence[str] | None, *, several: bool) -> list[Panel]:
@@ -85,18 +97,18 @@ def _traces(feeds: Sequence[Feed], panel: Panel) -> list[Any]:
         for number, line in enumerate(panel.lines):
             look = run if len(feeds) > 1 else number
             label = feed.name if len(feeds) > 1 else line.label
-            traces += _line(feed, line, look, label)
+            traces += _line(feed, line, look, plain(label))
     return traces
 
 
 def _line(feed: Feed, line: Line, look: int, label: str) -> list[Any]:
     """A line with its band.  Values that are missing or not finite leave a gap."""
-    steps, values = feed.history.steps, _finite(feed.history.column(line.name))
+    steps, values = feed.history.steps, finite(feed.history.column(line.name))
     if not np.isfinite(values).any():
         return []
     colour = COLOURS[look % len(COLOURS)]
     traces: list[Any] = []
-    edges = band(feed, line)
+    edges = band(feed.history.column, line)
     if edges is not None:
         # A band with gaps would be closed across them: it is drawn where it is known.
         known = np.isfinite(edges[0]) & np.isfinite(edges[1])
@@ -127,25 +139,3 @@ def _line(feed: Feed, line: Line, look: int, label: str) -> list[Any]:
         )
     )
     return traces
-
-
-def band(feed: Feed, line: Line) -> tuple[Any, Any] | None:
-    """Lower and upper edge of a line's band, each (n,), or None if it has none.
-
-    A band of one standard deviation does not leave the range of the values themselves.
-    """
-    history = feed.history
-    low = _finite(history.column(line.low)) if line.low else None
-    high = _finite(history.column(line.high)) if line.high else None
-    if line.spread is None:
-        return None if low is None or high is None else (low, high)
-    mean, spread = _finite(history.column(line.name)), _finite(history.column(line.spread))
-    bottom, top = mean - spread, mean + spread
-    return (
-        bottom if low is None else np.fmax(bottom, low),
-        top if high is None else np.fmin(top, high),
-    )
-
-
-def _finite(values: Any) -> Any:  # noqa: ANN401 (numpy in, numpy out)
-    return np.where(np.isfinite(values), values, np.nan)

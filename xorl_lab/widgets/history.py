@@ -23,6 +23,12 @@ class Table:
     exact: int
     """From this step on every step is there; before it, two rows stand for many steps."""
 
+    def column(self, name: str) -> Floats:
+        """(n,) values of one metric, all NaN if there is no such metric."""
+        if name not in self.names:
+            return np.full(len(self.steps), np.nan)
+        return self.values[:, self.names.index(name)]
+
     def wire(self) -> bytes:
         """(n,) int32 steps, then K times (n,) float32 values, little-endian."""
         values = np.ascontiguousarray(self.values.T, dtype="<f4")

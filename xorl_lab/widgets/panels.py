@@ -62,7 +62,7 @@ class _Plan:
     share: bool = False
     shape: Shape = "line"
     hidden: Sequence[str] = field(default_factory=tuple)
-    """Metrics that say the same as others of this panel."""
+    """Metrics that say the same as others of this panel: drawn where there are no others."""
 
 
 _PLANS = (
@@ -124,10 +124,15 @@ _PLANS = (
             ("seconds:*", ""),
         ),
         shape="stack",
-        hidden=("seconds:total",),
+        hidden=("seconds:total", "seconds:step"),
     ),
     _Plan("speed", "Speed", "tokens/s", (("tokens_per_second", "all of the step"),)),
-    _Plan("memory", "Memory", "", (("memory:*", ""), ("memory_*", ""), ("memory", "in use"))),
+    _Plan(
+        "memory",
+        "Memory",
+        "bytes",
+        (("memory:process", "of the process"), ("memory:device", "on the GPU"), ("memory:*", "")),
+    ),
     _Plan("rate", "Learning rate", "", (("learning_rate", "learning rate"),)),
 )
 _ALIASES = frozenset({"loss_sum", "loss_mean", "token_count"})
@@ -155,25 +160,23 @@ def panels(names: Iterable[str], *, several: bool = False) -> list[Panel]:
 
 def _planned(plan: _Plan, left: dict[str, None]) -> Panel | None:
     """The panel of a plan; takes what it uses out of ``left``."""
-    lines: list[Line] = []
+    labels: dict[str, str] = {}
     for wanted, label in plan.wanted:
+        prefix = len(wanted) - 1 if wanted.endswith("*") else wanted.rfind(":") + 1
         for name in _matching(wanted, left):
-            if name not in left or name in plan.hidden:
-                continue
-            if name.endswith((":std", ":min", ":max")):
-                continue
-            prefix = len(wanted) - 1 if wanted.endswith("*") else name.rfind(":") + 1
-            shown = label or name[prefix:]
+            if not name.endswith((":std", ":min", ":max")):
+                labels.setdefault(name, label or name[prefix:])
+    told = [name for name in labels if name not in plan.hidden] or list(labels)[:1]
+    lines: list[Line] = []
+    for name in told:
+        if name in left and len(lines) < _MOST_LINES:  # it may be the edge of a band by now
             shape = "points" if name.startswith("held_out") else plan.shape
-            lines.append(_line(name, shown, shape, left))
-    for name in plan.hidden:
-        if lines:
-            left.pop(name, None)
-    shown_lines, rest = lines[:_MOST_LINES], lines[_MOST_LINES:]
-    left.update({line.name: None for line in rest})
-    if not shown_lines:
+            lines.append(_line(name, labels[name], shape, left))
+    if not lines:
         return None
-    return Panel(plan.key, plan.title, plan.unit, "main", shown_lines, plan.share)
+    for name in plan.hidden:
+        left.pop(name, None)
+    return Panel(plan.key, plan.title, plan.unit, "main", lines, plan.share)
 
 
 def _matching(wanted: str, names: Iterable[str]) -> list[str]:

@@ -46,7 +46,14 @@ class View:
         self._box = ipywidgets.VBox(parts)
         self._parts = list(parts)
         self._handles: list[DisplayHandle] = []
+        self._beneath: list[DisplayHandle] = []
         self._closed = False
+        self._lock = threading.RLock()
+
+    @property
+    def closed(self) -> bool:
+        """True once its widgets are freed."""
+        return self._closed
 
     def still(self) -> str:
         """HTML that a saved notebook keeps, all text in it escaped."""
@@ -59,32 +66,43 @@ class View:
         """
         if get_ipython() is None:
             return None
-        if self._closed:
-            return display(self._kept(), raw=True, display_id=True)
-        _CELLS.entered(self)
-        handle = display(self._live(), raw=True, display_id=True)
-        if handle is not None:
-            self._handles.append(handle)
-        if self.endless:
-            folded = f"<details><summary>{_SAVED}</summary>{self.still()}</details>"
-            display({"text/html": folded, "text/plain": ""}, raw=True)
-        return handle
+        if not self._closed:
+            _CELLS.entered(self)
+        with self._lock:
+            if self._closed:
+                return display(self._kept(), raw=True, display_id=True)
+            handle = display(self._live(), raw=True, display_id=True)
+            if handle is not None:
+                self._handles.append(handle)
+            if self.endless:
+                folded = f"<details><summary>{_SAVED}</summary>{self.still()}</details>"
+                html = {"text/html": folded, "text/plain": ""}
+                beneath = display(html, raw=True, display_id=True)
+                if beneath is not None:
+                    self._beneath.append(beneath)
+            return handle
 
     def finish(self) -> None:
         """Replace the view, wherever it was displayed, by what a saved notebook can keep."""
-        if not self._handles:
-            return
-        bundle = self._kept()
-        for handle in self._handles:
-            handle.update(bundle, raw=True)
-        self._handles.clear()
+        with self._lock:
+            if not self._handles:
+                return
+            bundle = self._kept()
+            for handle in self._handles:
+                handle.update(bundle, raw=True)
+            for handle in self._beneath:  # it would say the same once more
+                handle.update({"text/plain": ""}, raw=True)
+            self._handles.clear()
+            self._beneath.clear()
 
     def close(self) -> None:
         """Free everything, here and in the page."""
-        if self._closed:
-            return
-        self._closed = True
-        self._handles.clear()
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._handles.clear()
+            self._beneath.clear()
         _CELLS.left(self)
         self._box.children = ()
         if self._box.layout is not None:
@@ -108,6 +126,9 @@ class View:
 class RunView(View):
     """A live view of runs: charts, buttons and knobs.
 
+    Once all of them have ended a picture takes its place, wherever it was displayed by then.  What
+    is displayed later is there to be explored and stays, with the picture beneath it, folded.
+
     Args:
         readers: of the runs; the first one is the one that ``commands`` steers.
         commands: what the buttons do; None disables them, with the reason.
@@ -123,6 +144,8 @@ class RunView(View):
         self.controls = Controls(self.dashboard, commands)
         """Buttons and knobs."""
         super().__init__([self.controls, self.dashboard])
+        self.dashboard.on_end = self._ended
+        self.endless = self.dashboard.over
 
     @property
     def answered(self) -> bool:
@@ -133,7 +156,18 @@ class RunView(View):
         """A picture and a table of each run."""
         return "".join(fallback_html(reader) for reader in self._readers) + _AGAIN
 
+    def _ended(self) -> None:
+        """All runs have ended: on the thread that sends updates."""
+        with self._lock:
+            self.endless = True
+            if not self._handles:
+                return
+            self.finish()
+        self.close()
+
     def _live(self) -> dict[str, Any]:
+        if self.endless:
+            return super()._live()
         return super()._live() | {"text/plain": f"{self!r}\n{HOW_TO_STOP}"}
 
     def __repr__(self) -> str:
@@ -164,7 +198,11 @@ class _Cells:
         """A view was closed."""
         with self._lock:
             for cell, (execution, views) in list(self._shown.items()):
-                self._shown[cell] = (execution, [v for v in views if v is not view])
+                left = [v for v in views if v is not view]
+                if left:
+                    self._shown[cell] = (execution, left)
+                else:
+                    del self._shown[cell]
 
 
 def _where() -> tuple[str | None, str]:
