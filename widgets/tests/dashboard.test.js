@@ -143,6 +143,35 @@ describe("the dashboard", () => {
     expect(all(".xl-legend button")[0].getAttribute("aria-pressed")).toBe("false");
   });
 
+  it("says of a hidden line that it is hidden when the legend is built anew", async () => {
+    const { model, all } = await dashboard([snapshotOf([1, 2], { a: [1, 2], b: [3, 4] })], [panel("all", ["a", "b", "c"])]);
+    all(".xl-legend button")[0].click();
+    model.hear({ kind: "delta", runs: [{ run: 0, after: 2, rows: 1, names: ["a", "b", "c"] }] }, [wire([3], { a: [1], b: [1], c: [1] })]);
+    await frame();
+    expect(all(".xl-legend button").map((b) => b.getAttribute("aria-pressed"))).toEqual(["false", "true", "true"]);
+    expect(made.at(-1).options.series.length).toBe(3); // the steps and two lines
+  });
+
+  it("offers a line that is hidden again when it is the only one left", async () => {
+    const { model, all } = await dashboard([snapshotOf([1, 2], { a: [1, 2], b: [3, 4] })], [panel("both", ["a", "b"])]);
+    all(".xl-legend button")[0].click();
+    model.change("snapshot", { runs: [snapshotOf([1], { a: [1] })], panels: [panel("both", ["a", "b"])], knobs: {} });
+    await frame();
+    expect(all(".xl-legend button").map((b) => b.getAttribute("aria-pressed"))).toEqual(["false"]);
+  });
+
+  it("draws what came before the first step at the first step", async () => {
+    const marks = [
+      [1, 0, 0, "knob", "before all"],
+      [2, 0, 12, "pause", "paused"],
+    ];
+    await dashboard([snapshotOf([11, 12, 13], { reward: [1, 2, 3] }, { marks, event: 2 })], [panel("reward", ["reward"])]);
+    const drawn = [];
+    const ctx = new Proxy({ fillText: (glyph, x) => drawn.push([glyph, x]) }, { get: (own, name) => own[name] ?? (() => {}), set: () => true });
+    made[0].options.hooks.draw[0]({ ctx, bbox: { left: 0, top: 0, width: 100, height: 100 }, valToPos: (v) => 5 * v });
+    expect(drawn).toEqual([["◆", 55], ["‖", 60]]);
+  });
+
   it("is drawn anew when the theme changes", async () => {
     await one();
     const before = made.length;

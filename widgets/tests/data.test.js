@@ -69,6 +69,24 @@ describe("a run", () => {
     expect(grown.marks.map((m) => m[0])).toEqual([2]);
   });
 
+  it("knows what it has of what is no line of the log", () => {
+    const grown = run();
+    grown.apply({ events: [[1, 0, 1, "knob", "turned"]] });
+    const events = Array.from({ length: 900 }, (_, i) => [i + 2, 0, i, "sync", `weights of step ${i}`]);
+    grown.apply({ events });
+    grown.apply({ events });
+    grown.apply({ events: [[-1, 5, null, "error", "the run cannot be read"]] });
+    expect(grown.lastEvent).toBe(901);
+    expect(grown.lines.map((line) => line[3])).toEqual(["knob", "error"]);
+    expect(grown.marks.map((mark) => mark[0])).toEqual([1, ...events.slice(-300).map((e) => e[0])]);
+  });
+
+  it("begins behind the events of its snapshot", () => {
+    const later = new Run(snapshotOf([1], { reward: [1] }, { event: 7 }));
+    later.apply({ events: [[7, 0, 1, "log", "known"], [8, 0, 1, "log", "new"]] });
+    expect(later.lines.map((line) => line[4])).toEqual(["new"]);
+  });
+
   it("keeps infinity", () => {
     const grown = run();
     grown.apply({ after: 2, rows: 2 }, wire([3, 4], { reward: [Infinity, NaN] }));

@@ -68,6 +68,20 @@ describe("many events", () => {
     ]);
   });
 
+  it("are told the gravest first, and no more than five", () => {
+    const marks = ["checkpoint", "sync", "pause", "checkpoint", "checkpoint", "knob", "sync"].map((kind, i) => [i, 0, 50, kind, `${kind} ${i}`]);
+    const [group] = grouped(marks, 100);
+    expect(group.kind).toBe("knob");
+    expect(group.texts).toEqual(["step 50: knob 5", "step 50: pause 2", "step 50: checkpoint 0", "step 50: checkpoint 3", "step 50: checkpoint 4", "…"]);
+  });
+
+  it("of every step leave the line to what is rare", () => {
+    const syncs = (count) => Array.from({ length: count }, (_, i) => [i, 0, 2 * i, "sync", "sent"]);
+    const pause = [999, 0, 50, "pause", ""];
+    expect(grouped([...syncs(3), pause], 100).map((g) => g.kind)).toEqual(["sync", "sync", "sync", "pause"]);
+    expect(grouped([...syncs(31), pause], 100).map((g) => [g.kind, g.texts])).toEqual([["pause", ["step 50: pause"]]]);
+  });
+
   it("never fill the line", () => {
     const marks = Array.from({ length: 1000 }, (_, i) => [i, 0, i, "checkpoint", "saved"]);
     expect(grouped(marks, 1000).length).toBeLessThanOrEqual(25);
