@@ -169,7 +169,7 @@ export function translucent(colour, share) {
   return `rgba(${part(1)},${part(3)},${part(5)},${share})`;
 }
 
-const FOCUSABLE = new Set(["button", "input", "summary"]);
+const FOCUSABLE = new Set(["button", "input", "summary", "select", "textarea"]);
 
 /**
  * An element with attributes and children; text is only ever set as text.  JupyterLab looks for its

@@ -7,6 +7,16 @@ from xorl_lab.widgets.dashboard import Dashboard
 from xorl_lab.widgets.export import export_html
 from xorl_lab.widgets.fallback import fallback_html
 from xorl_lab.widgets.figure import figure
+from xorl_lab.widgets.inspector import RolloutInspector
+from xorl_lab.widgets.shelf import CheckpointBrowser
 from xorl_lab.widgets.view import RunView
 
-__all__ = ["Dashboard", "RunView", "export_html", "fallback_html", "figure"]
+__all__ = [
+    "CheckpointBrowser",
+    "Dashboard",
+    "RolloutInspector",
+    "RunView",
+    "export_html",
+    "fallback_html",
+    "figure",
+]

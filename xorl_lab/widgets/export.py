@@ -1,4 +1,4 @@
-"""A dashboard as one HTML file that needs no network and no kernel."""
+"""A view as one HTML file that needs no network and no kernel."""
 
 import base64
 import html
@@ -12,7 +12,7 @@ from xorl_lab.widgets.feed import Feed
 from xorl_lab.widgets.panels import panels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from xorl_lab.store import Reader
 
@@ -56,9 +56,6 @@ def export_html(readers: "Sequence[Reader]", path: str | Path) -> Path:
     """
     if not readers:
         raise ConfigError("there are no runs to export: pass at least one reader")
-    missing = [n for n in ("dashboard.js", "host.js") if not (STATIC / n).exists()]
-    if missing:
-        raise ConfigError(f"{missing[0]} is not built: run `make install` and try again")
     feeds = [Feed(reader) for reader in readers]
     names = dict.fromkeys(name for feed in feeds for name in feed.history.names)
     everything = {
@@ -66,16 +63,34 @@ def export_html(readers: "Sequence[Reader]", path: str | Path) -> Path:
         "panels": [p.plain() for p in panels(names, several=len(feeds) > 1)],
         "knobs": {},
     }
+    title = ", ".join(feed.name for feed in feeds)
+    return write_page(Path(path), title, "dashboard", everything)
+
+
+def write_page(path: Path, title: str, bundle: str, snapshot: "Mapping[str, Any]") -> Path:
+    """Write a page in which a bundle runs on what a snapshot holds.
+
+    Args:
+        path: of the file; what was there is replaced.
+        title: of the page.
+        bundle: name of the widget's module.
+        snapshot: JSON values, for ``widgets/src/host.js``.
+
+    Raises:
+        ConfigError: the front end is not built.
+    """
+    missing = [n for n in (f"{bundle}.js", "host.js") if not (STATIC / n).exists()]
+    if missing:
+        raise ConfigError(f"{missing[0]} is not built: run `make install` and try again")
     page = _PAGE.format(
-        title=html.escape(", ".join(feed.name for feed in feeds)),
+        title=html.escape(title),
         policy=_POLICY,
-        snapshot=_inert(json.dumps(everything, allow_nan=False)),
-        bundle=base64.b64encode((STATIC / "dashboard.js").read_bytes()).decode(),
+        snapshot=_inert(json.dumps(snapshot, allow_nan=False)),
+        bundle=base64.b64encode((STATIC / f"{bundle}.js").read_bytes()).decode(),
         host=(STATIC / "host.js").read_text(encoding="utf-8"),
     )
-    target = Path(path)
-    target.write_text(page, encoding="utf-8")
-    return target
+    path.write_text(page, encoding="utf-8")
+    return path
 
 
 def _texts(run: dict[str, Any]) -> dict[str, Any]:
