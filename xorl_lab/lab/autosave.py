@@ -86,16 +86,15 @@ class Autosave:
     def _keep_to(self, budget: "Budget", step: int) -> None:
         """Make room; that there is none to be made is said once."""
         try:
-            told = budget.keep_to()
+            excess = budget.keep_to()
         except (LabError, OSError) as error:
             self._warn(f"the disk in use could not be looked at: {error}", step)
             return
-        news = [kind for kind, _, _ in told] != ["warning"]
-        if news or not self._over:
-            for kind, text, data in told:
-                with suppress(StoreError):  # as in a warning
-                    self._writer.event(kind, text, step=step, data=data)
-        self._over = bool(told) and (self._over or not news)
+        if excess is not None and (excess.deleted or not self._over):
+            data = {"deleted": excess.deleted, "before": excess.before, "after": excess.after}
+            with suppress(StoreError):  # as in a warning
+                self._writer.event("warning", excess.text, step=step, data=data)
+        self._over = excess is not None and excess.after > budget.limit
 
     def _drop(self, rest: "RestClient", step: int) -> None:
         name = self._name(step)

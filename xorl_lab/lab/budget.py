@@ -1,9 +1,7 @@
 """What checkpoints may take on the disk, and what is given up to keep to it."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from xorl_lab.checkpoints import catalog
 from xorl_lab.errors import CheckpointError, ConfigError
@@ -18,8 +16,19 @@ _UNITS = {"": 1} | {
 }
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?")
 
-Told = tuple[str, str, Mapping[str, Any]]
-"""Kind, text and facts of an event."""
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """The limit was passed."""
+
+    text: str
+    """In words: by how much, and what was done about it."""
+    deleted: list[str]
+    """Addresses of the checkpoints that had to go."""
+    before: int
+    """Bytes before."""
+    after: int
+    """Bytes that are left."""
 
 
 def parse_bytes(size: object) -> int:
@@ -52,18 +61,18 @@ class Budget:
     weights: Weights
     """The checkpoints."""
 
-    def keep_to(self) -> list[Told]:
+    def keep_to(self) -> Excess | None:
         """Delete what has to go.
 
         Returns:
-            What to record: nothing if all is within the limit.
+            What was the matter; None if all is within the limit.
         """
         root = self.weights.service.root
         if root is None:  # a server keeps them, and its own house
-            return []
+            return None
         used = before = catalog.disk_use(root)
         if used <= self.limit:
-            return []
+            return None
         gone: list[Saved] = []
         for saved in self._expendable():
             if used <= self.limit:
@@ -75,7 +84,8 @@ class Budget:
                 continue  # another process was quicker, or holds it
             used -= size
             gone.append(saved)
-        return _told(before, used, self.limit, gone)
+        paths = [saved.entry.path for saved in gone]
+        return Excess(_sentence(before, used, self.limit, gone), paths, before, used)
 
     def _expendable(self) -> list[Saved]:
         """What may go, the oldest first."""
@@ -90,19 +100,15 @@ class Budget:
         ]
 
 
-def _told(before: int, after: int, limit: int, gone: list[Saved]) -> list[Told]:
-    names = [saved.reference for saved in gone]
-    paths = [saved.entry.path for saved in gone]
+def _sentence(before: int, after: int, limit: int, gone: list[Saved]) -> str:
     text = f"the checkpoints took {amount(before)}, over the budget of {amount(limit)}"
-    told: list[Told] = []
     if gone:
-        text += f": {', '.join(names)} {'was' if len(gone) == 1 else 'were'} deleted"
-        told.append(("deleted", text, {"paths": paths, "before": before, "after": after}))
-    if after > limit:
-        text += (
-            f"{';' if gone else ', and'} {amount(after)} are left, of which each is the last of "
-            "its run, in use, or was named by somebody: delete some with lab.delete, or raise "
-            "disk_budget"
-        )
-    told.append(("warning", text, {"before": before, "after": after}))
-    return told
+        names = ", ".join(saved.reference for saved in gone)
+        text += f": {names} {'was' if len(gone) == 1 else 'were'} deleted"
+    if after <= limit:
+        return text
+    return (
+        f"{text}{';' if gone else ', and'} {amount(after)} are left, of which each is the last of "
+        "its run, in use, or was named by somebody: delete some with lab.delete, or raise "
+        "disk_budget"
+    )

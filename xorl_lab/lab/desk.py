@@ -56,10 +56,7 @@ class Desk:
     def load(self, checkpoint: str) -> str:
         """Make it the weights of :attr:`client`; how to use them, in words."""
         self.client = self.training(checkpoint)
-        return (
-            f"{checkpoint} is loaded: train it with browser.client, or take it with "
-            f"client = lab.load({checkpoint!r})"
-        )
+        return f"{checkpoint} is loaded: client = lab.loaded trains it"
 
     def training(self, checkpoint: str) -> "TrainingClient":
         """A client that trains from a checkpoint on, with its optimizer if it was saved.

@@ -262,6 +262,11 @@ class Lab:
         """
         return self._desk.training(checkpoint)
 
+    @property
+    def loaded(self) -> "TrainingClient | None":
+        """What the browser of checkpoints loaded last; None before that."""
+        return self._desk.client
+
     def delete(self, checkpoint: str) -> None:
         """Delete a checkpoint.  What was branched off it stays, and what is loaded already too.
 
