@@ -115,6 +115,11 @@ def test_a_run_in_the_background(open_notebook):
     page.locator(f"{SHOWN} .xl-knob input[title='now 2·10⁻⁶']").first.wait_for()
     notebook.wait(SHOWS, page.evaluate(STEP) + 2)
     stop(notebook, 1.0)
+    # The first view was restored with the page, where no picture can take its place: it stays.
+    restored = page.locator(".jp-CodeCell").nth(1)
+    assert "stopped" in restored.locator(".xl-state").inner_text()
+    page.locator(".jp-CodeCell").nth(3).locator("img[src^='data:image/png']").wait_for()
+    assert restored.locator(".xl-grid canvas").count() > 3
     notebook.run(2)
     assert "stopped learning_rate: 1e-05 → 2e-06 1e-05 2e-06" in notebook.output(2)
     assert notebook.errors == other.errors == []

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.lab.support import Gate, grpo, lab_in, until
-from xorl_lab.lab.run import Live
+from xorl_lab.errors import ConfigError
+from xorl_lab.lab.live import Live
 
 
 def test_what_a_run_says_of_itself(lab):
@@ -45,13 +46,10 @@ class View:
     def __init__(self, broken=False):
         self.done, self.broken = [], broken
 
-    def finish(self):
-        self.done.append("finish")
+    def end(self):
+        self.done.append("end")
         if self.broken:
             raise RuntimeError("the page is gone")
-
-    def close(self):
-        self.done.append("close")
 
 
 def test_views_are_finished_at_the_end_and_one_that_fails_harms_no_other(lab, caplog):
@@ -61,7 +59,7 @@ def test_views_are_finished_at_the_end_and_one_that_fails_harms_no_other(lab, ca
         broken, well = View(broken=True), View()
         run.live.views += [broken, well]
     run.wait(20)
-    until(lambda: well.done == ["finish", "close"])
+    until(lambda: well.done == ["end"])
     assert run.live.views == []
     assert "a view of the run could not be finished" in caplog.text
 
@@ -72,7 +70,7 @@ def test_a_view_that_comes_late_is_finished_at_once():
     late = View()
     live.views.append(late)
     live.settle(live.error)
-    assert late.done == ["finish", "close"]
+    assert late.done == ["end"]
 
 
 def test_the_dashboard_of_a_run(lab, tmp_path):
@@ -89,5 +87,22 @@ def test_the_dashboard_of_a_run(lab, tmp_path):
         assert gate.reached.wait(20)
         view = live.view()
         assert live.live.views == [view]
+        for _ in range(3):
+            live.view().close()
+        assert live.live.views == [view]
     live.wait(20)
     until(lambda: live.live.views == [])
+
+
+def test_what_is_drawn_beside_a_run_and_where_it_is_written(lab, tmp_path):
+    run = grpo(lab, steps=1)
+    assert run.figure("reward", beside=run).data
+    for beside in (["grpo-1"], [run.reader]):
+        with pytest.raises(ConfigError, match=r"beside has .*: pass runs"):
+            run.figure("reward", beside=beside)
+    assert run.export(tmp_path / "new" / "run.html").exists()
+    with pytest.raises(ConfigError, match=r"'x.csv': end it in .html"):
+        run.export("x.csv")
+    with pytest.raises(ConfigError, match="client is 'x': pass the training client"):
+        lab.track("mine", "x")
+    assert lab.runs()["name"].tolist() == ["grpo-1"]

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 from xorl_lab.lab.inspecting import Inspector
 from xorl_lab.lab.pieces import Pieces
 from xorl_lab.lab.resample import Resampled, plan, resampled
-from xorl_lab.lab.run import Links, Run
+from xorl_lab.lab.run import Run
 from xorl_lab.lab.weights import BASE, Weights
 from xorl_lab.store import Reader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from xorl_lab.lab.live import Links
 
 
 class Bench:

@@ -13,10 +13,11 @@ from xorl_lab.lab.bench import Bench
 from xorl_lab.lab.control import Change, Control
 from xorl_lab.lab.driver import drive, interrupts, note_change
 from xorl_lab.lab.jobs import Job, Settings
+from xorl_lab.lab.live import Links, Live
 from xorl_lab.lab.loop import Loop
 from xorl_lab.lab.origin import Origin
 from xorl_lab.lab.preflight import check_rate
-from xorl_lab.lab.run import Links, Live, Run
+from xorl_lab.lab.run import Run
 from xorl_lab.store import Writer
 
 if TYPE_CHECKING:

@@ -1,19 +1,17 @@
 """A run as a person holds it: watch it, steer it, look into it, branch from it."""
 
-import logging
-import threading
 import time
-import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xorl_lab.errors import ConfigError
 from xorl_lab.lab.control import Control
+from xorl_lab.lab.live import Links, Live
 from xorl_lab.store import Reader, RunInfo, RunStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pandas as pd
     import plotly.graph_objects as go
 
@@ -25,63 +23,8 @@ if TYPE_CHECKING:
     from xorl_lab.store import Condition
     from xorl_lab.widgets import RolloutInspector, RunView
 
-logger = logging.getLogger(__name__)
 _LOOK = 0.5
 """Seconds between looks at a run of another process."""
-
-
-@dataclass(frozen=True, slots=True)
-class Links:
-    """What leads from one run to the next."""
-
-    again: "Callable[..., Run]"
-    """Takes it up again from its last checkpoint, with some settings changed."""
-    branch: "Callable[..., Run]"
-    """Begins another run from one of its checkpoints, named first."""
-    load: "Callable[[], TrainingClient]"
-    """The model as the run left it, from its last checkpoint."""
-    prompts: object = None
-    """What it was given to be answered, as it was given; None if it samples nothing."""
-
-
-@dataclass
-class Live:
-    """What stands behind a run that this process drives, or drove."""
-
-    control: Control
-    """Steers it."""
-    client: "TrainingClient | None"
-    """The trained model; None once it was let go."""
-    links: Links | None = None
-    """What may follow; None for a loop of the caller's own."""
-    ended: threading.Event = field(default_factory=threading.Event)
-    """Set once it has ended and is saved."""
-    error: BaseException | None = None
-    """What made it fail."""
-    views: "list[RunView]" = field(default_factory=list)
-    """What shows it."""
-
-    def settle(self, error: BaseException | None = None) -> None:
-        """It has ended: tell whoever waits, and leave pictures where it was shown."""
-        self.error = error
-        self.ended.set()
-        views, self.views = self.views, []
-        for view in views:
-            try:
-                view.finish()
-                view.close()
-            except Exception:  # the run itself is well, and recorded
-                logger.exception("a view of the run could not be finished")
-
-    def release(self) -> None:
-        """Let go of the trained model of a run that has ended; its last checkpoint has it.
-
-        What IPython keeps of the outputs of cells would hold every model otherwise.
-        """
-        if self.ended.is_set() and self.links is not None:
-            if self.error is not None:
-                traceback.clear_frames(self.error.__traceback__)
-            self.client = None
 
 
 class Run:
@@ -335,49 +278,70 @@ class Run:
 
     # Showing.
 
-    def view(self, beside: Sequence["Run"] = ()) -> "RunView":
+    def view(self, beside: "Run | Sequence[Run]" = ()) -> "RunView":
         """The live dashboard.
 
         Args:
-            beside: further runs to draw over it.
+            beside: a further run to draw over it, or several.
+
+        Raises:
+            ConfigError: ``beside`` holds something else.
         """
         # Imported when something is shown: it takes a moment, and needs the notebook's packages.
         from xorl_lab.widgets import RunView  # noqa: PLC0415
 
-        readers = [self.reader, *(run.reader for run in beside)]
+        readers = self._readers(beside)
         if self.live is None or not self.going:
             return RunView(readers)
         view = RunView(readers, self.live.control)
         self.live.views.append(view)
+        view.on_close = self.live.forget
         if not self.going:  # it ended meanwhile
             self.live.settle(self.live.error)
         return view
 
-    def show(self, beside: Sequence["Run"] = ()) -> None:
-        """Display the dashboard in this cell."""
+    def show(self, beside: "Run | Sequence[Run]" = ()) -> None:
+        """Display the dashboard in this cell; ``beside`` as of :meth:`view`."""
         view = self.view(beside)
         view.show()
         if self._over():  # by now: the picture stays when the notebook is saved
             view.finish()
             view.close()
 
-    def figure(self, *names: str, beside: Sequence["Run"] = ()) -> "go.Figure":
+    def figure(self, *names: str, beside: "Run | Sequence[Run]" = ()) -> "go.Figure":
         """A figure to explore and to export.
 
         Args:
             names: metrics; none = the usual ones.
-            beside: further runs to draw over it.
+            beside: a further run to draw over it, or several.
+
+        Raises:
+            ConfigError: there is no such metric, or ``beside`` holds something else.
         """
         from xorl_lab.widgets import figure  # noqa: PLC0415
 
-        return figure([self.reader, *(r.reader for r in beside)], names)
+        return figure(self._readers(beside), names)
 
     def export(self, path: str | Path) -> Path:
-        """Write the dashboard to one HTML file that needs no network."""
+        """Write the dashboard to one HTML file that needs no network.
+
+        Args:
+            path: of the file, ``.html``; missing folders are made.
+
+        Raises:
+            ConfigError: the file is to be of another kind.
+            OSError: it cannot be written.
+        """
         from xorl_lab.widgets import export_html  # noqa: PLC0415
 
-        export_html([self.reader], Path(path))
-        return Path(path)
+        target = Path(path).expanduser()
+        if target.suffix.lower() not in (".html", ".htm"):
+            raise ConfigError(
+                f"path is {str(path)!r}: end it in .html; for tables take run.metrics, "
+                "run.rollouts() or run.reader.to_parquet(folder)"
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return export_html([self.reader], target)
 
     def __repr__(self) -> str:
         info = self.info
@@ -420,6 +384,13 @@ class Run:
                 f"Lab(...).run({self.name!r})"
             )
         return self._bench
+
+    def _readers(self, beside: "Run | Sequence[Run]") -> list[Reader]:
+        runs = [beside] if isinstance(beside, Run) else list(beside)
+        for run in runs:
+            if not isinstance(run, Run):
+                raise ConfigError(f"beside has {run!r}: pass runs, such as lab.run({run!r})")
+        return [self.reader, *(run.reader for run in runs)]
 
     def _over(self) -> bool:
         return not self.going and self.status.state not in ("running", "paused")

@@ -13,8 +13,9 @@ from xorl_lab.lab.bench import Bench
 from xorl_lab.lab.budget import Budget
 from xorl_lab.lab.conduct import Conduct, parted
 from xorl_lab.lab.jobs import Job, Task
+from xorl_lab.lab.live import Links
 from xorl_lab.lab.origin import Origin
-from xorl_lab.lab.run import Links, Run
+from xorl_lab.lab.run import Run
 from xorl_lab.store import Reader, Writer
 
 if TYPE_CHECKING:

@@ -15,9 +15,10 @@ from xorl_lab.lab.budget import Budget
 from xorl_lab.lab.conduct import check_run_name
 from xorl_lab.lab.control import Control
 from xorl_lab.lab.driver import await_turn, interrupts, note_change
+from xorl_lab.lab.live import Live
 from xorl_lab.lab.loop import described
 from xorl_lab.lab.memory import in_use
-from xorl_lab.lab.run import Live, Run
+from xorl_lab.lab.run import Run
 from xorl_lab.recipes.settings import check_integer
 from xorl_lab.types import Group, StepRecord
 
@@ -52,6 +53,11 @@ class Track(Run):
         budget: Budget | None = None,
     ) -> None:
         check_run_name(name)
+        if not hasattr(client, "save_state"):
+            raise ConfigError(
+                f"client is {client!r}: pass the training client that the loop uses, such as "
+                "lab.service.create_lora_training_client(lab.model)"
+            )
         check_integer("save_every", save_every, 0)
         for knob, value in knobs.items():
             _require_number(f"knob {knob!r}", value)

@@ -33,6 +33,8 @@ class Channel(anywidget.AnyWidget):
     def __init__(self, **state: Any) -> None:  # noqa: ANN401 (traits)
         self.answered = threading.Event()
         """Set once a page has been heard of."""
+        self.pages: set[str] = set()
+        """Those that were heard of; a page that is loaded again is another one."""
         super().__init__(**state)
         self.on_msg(self._hear)
         self._unbind()
@@ -68,6 +70,7 @@ class Channel(anywidget.AnyWidget):
 
     def _hear(self, _widget: object, content: Mapping[str, Any], _buffers: object) -> None:
         self.answered.set()
+        self.pages.add(str(content.get("id", "")).partition("-")[0])
         self._reply(content, lambda buffers: self.answer(content, buffers))
 
     def _reply(

@@ -12,7 +12,7 @@ from xorl_lab.widgets.dashboard import Dashboard
 from xorl_lab.widgets.fallback import fallback_html
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from xorl_lab.store import Reader
     from xorl_lab.types import RunCommands
@@ -48,6 +48,8 @@ class View:
         self._handles: list[DisplayHandle] = []
         self._beneath: list[DisplayHandle] = []
         self._closed = False
+        self.on_close: Callable[[Any], None] | None = None
+        """Told of this view once it is closed."""
         self._lock = threading.RLock()
 
     @property
@@ -110,6 +112,8 @@ class View:
         self._box.close()
         for part in self._parts:
             part.close()
+        if self.on_close is not None:
+            self.on_close(self)
 
     def _live(self) -> dict[str, Any]:
         model = {"version_major": 2, "version_minor": 0, "model_id": self._box.model_id}
@@ -156,14 +160,21 @@ class RunView(View):
         """A picture and a table of each run."""
         return "".join(fallback_html(reader) for reader in self._readers) + _AGAIN
 
+    def end(self) -> None:
+        """Leave a picture wherever it was displayed, and free the widgets.
+
+        Unless a page was loaded again meanwhile: it shows the widgets where the picture cannot be
+        put, and keeps them until the cell is run again.
+        """
+        self.finish()
+        if len(self.controls.pages) <= 1:
+            self.close()
+
     def _ended(self) -> None:
-        """All runs have ended: on the thread that sends updates."""
-        with self._lock:
-            self.endless = True
-            if not self._handles:
-                return
-            self.finish()
-        self.close()
+        """All runs have ended: said on the thread that sends updates, which a picture would halt."""
+        self.endless = True  # what is displayed from now on is there to be explored
+        if self._handles:
+            threading.Thread(target=self.end, name="xorl-picture", daemon=True).start()
 
     def _live(self) -> dict[str, Any]:
         if self.endless:
