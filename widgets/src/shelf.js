@@ -57,6 +57,8 @@ export default () => {
 
   function render({ el }) {
     const root = h("div", { class: "xl-root xl-shelf", "data-lm-suppress-shortcuts": "true" });
+    // What bubbles up to the notebook is swallowed there: Enter in a text, Enter on a button.
+    root.addEventListener("keydown", (event) => event.stopPropagation());
     el.append(h("style", {}, style + shelfStyle), root);
     const view = new Browser(root, state, (content) => ask(content), look);
     views.add(view);

@@ -126,7 +126,7 @@ export class Sample extends Panel {
 
 export class Compare extends Panel {
   constructor(context) {
-    const other = /** @type {HTMLSelectElement} */ (field("select", { class: "xl-select" }));
+    const other = /** @type {HTMLSelectElement} */ (field("select", { class: "xl-select", "aria-label": "B, what it is compared with" }));
     const asked = area(3, "Prompts: one per line, or with empty lines between them");
     const how = params({ max_tokens: ["tokens at most", "64"], temperature: ["temperature", "0"], seed: ["seed", "0"] });
     const left = h("output", { class: "xl-left-name" });
@@ -202,7 +202,7 @@ export class Branch extends Panel {
     const fields = Object.fromEntries(Object.entries(this._fields).map(([setting, input]) => [setting, input.value]));
     const answer = await this.ask(`Starting a run from ${shown(name)}`, { kind: "branch", checkpoint: name, fields, lines: this._lines.value });
     if (!answer) return;
-    this.note.replaceChildren(`✓ Run `, h("strong", {}, shown(answer.run)), ` goes on from ${shown(name)}. To watch it: `, h("code", {}, `lab.run(${JSON.stringify(shown(answer.run))})`));
+    this.note.replaceChildren(h("span", {}, "✓ Run ", h("strong", {}, shown(answer.run)), ` goes on from ${shown(name)}. To watch it: `, h("code", {}, `lab.run(${JSON.stringify(shown(answer.run))})`)));
     this.context.changed();
   }
 }
@@ -245,7 +245,7 @@ export class Export extends Panel {
     const { name } = this.node;
     const form = this._choices.find((c) => c.input.checked).input.value;
     const answer = await this.ask(`Exporting ${shown(name)}`, { kind: "export", checkpoint: name, folder: this._folder.value.trim(), form });
-    if (answer) this.note.replaceChildren("✓ Written to ", h("code", {}, shown(answer.path)));
+    if (answer) this.note.replaceChildren(h("span", {}, "✓ Written to ", h("code", {}, shown(answer.path))));
   }
 }
 

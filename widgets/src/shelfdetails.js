@@ -74,7 +74,7 @@ function metrics(lineage, node) {
     const said = change === null || change === 0 ? "" : `${change > 0 ? "+" : ""}${number(change)}`;
     return h("tr", {}, h("th", { scope: "row" }, shown(name)), h("td", { class: "xl-end" }, number(value)), h("td", { class: "xl-end xl-muted" }, said));
   });
-  const head = parent ? [h("tr", { class: "xl-muted" }, h("td", {}), h("td", {}), h("td", { class: "xl-end" }, "to parent"))] : [];
+  const head = parent ? [h("tr", { class: "xl-muted" }, h("td", {}), h("td", {}), h("td", { class: "xl-end" }, "change"))] : [];
   return h("table", { class: "xl-values" }, h("tbody", {}, ...head, ...rows));
 }
 

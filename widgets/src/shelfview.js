@@ -66,6 +66,7 @@ export class Browser {
 
   destroy() {
     clearInterval(this._timer);
+    document.removeEventListener("pointerdown", this._outside);
     this._sight.disconnect();
     this._grid.destroy();
   }
@@ -103,7 +104,7 @@ export class Browser {
       event.stopPropagation();
       this._search.dispatchEvent(new Event("input"));
     });
-    this._byLineage = h("button", { type: "button", class: "xl-button", title: "Order by lineage: each below what it comes from" }, "⑂ Lineage");
+    this._byLineage = h("button", { type: "button", class: "xl-button", title: "Order by lineage: each below what it comes from" }, "By lineage");
     this._byLineage.addEventListener("click", () => this._sort(null));
     this._metricList = h("div", { class: "xl-choices" });
     const metrics = h("details", { class: "xl-chooser" }, h("summary", { class: "xl-button" }, "Metrics"), this._metricList);
@@ -117,6 +118,10 @@ export class Browser {
     metrics.addEventListener("focusout", (event) => {
       if (event.relatedTarget && !metrics.contains(event.relatedTarget)) metrics.open = false;
     });
+    this._outside = (event) => {
+      if (metrics.open && !metrics.contains(event.target)) metrics.open = false;
+    };
+    document.addEventListener("pointerdown", this._outside);
     const refresh = h("button", { type: "button", class: "xl-button", title: "Look again now; it looks by itself every few seconds" }, "↻ Refresh");
     refresh.addEventListener("click", () => working(this._note, "Looking", async () => (await look(), { content: this._state.error ? { error: this._state.error } : {} })));
     this._count = h("span", { class: "xl-count", role: "status", "aria-live": "polite" });
@@ -152,22 +157,22 @@ export class Browser {
     const titled = (text, title) => h("span", { title }, text);
     const metric = (name) => ({
       key: `metric ${name}`,
-      title: shown(name),
+      title: shown(name).replace(/[:_/]/g, "$&\u200b"), // a line may break there
       hint: `Order by ${shown(name)}`,
-      width: "minmax(64px, 1fr)",
+      least: 72, share: 1,
       end: true,
       cell: of((c) => (name in c.metrics ? number(c.metrics[name]) : "")),
     });
     const { metrics } = this._state.lineage.tree;
     this._grid.columns(
       [
-        { key: "name", title: "Name", hint: "Order by name", width: "minmax(200px, 3fr)", cell: (row) => this._name(row) },
-        { key: "step", title: "Step", hint: "Order by step", width: "52px", end: true, cell: of((c) => (c.step === null ? "" : String(c.step))) },
+        { key: "name", title: "Name", hint: "Order by name", least: 180, share: 3, cell: (row) => this._name(row) },
+        { key: "step", title: "Step", hint: "Order by step", least: 52, end: true, cell: of((c) => (c.step === null ? "" : String(c.step))) },
         ...metrics.filter((name) => this._metrics.has(name)).map(metric),
-        { key: "megabytes", title: "Size", hint: "Order by size", width: "64px", end: true, cell: of((c) => size(c.megabytes * 1e6)) },
-        { key: "created", title: "Age", hint: "Order by age", width: "58px", end: true, cell: of((c) => (c.created === null ? "" : titled(span(now() - c.created), moment(c.created)))) },
-        { key: "expires", title: "Expires", hint: "Order by expiry", width: "70px", end: true, cell: of((c) => expiry(c.expires, now())) },
-        { key: "kind", title: "Kind", hint: "Order by kind", width: "94px", cell: of((c) => (resumable(c) ? titled("↻ resumable", "training can go on from it") : titled("◌ sampling", "saved for sampling only"))) },
+        { key: "megabytes", title: "Size", hint: "Order by size", least: 64, end: true, cell: of((c) => size(c.megabytes * 1e6)) },
+        { key: "created", title: "Age", hint: "Order by age", least: 58, end: true, cell: of((c) => (c.created === null ? "" : titled(span(now() - c.created), moment(c.created)))) },
+        { key: "expires", title: "Expires", hint: "Order by expiry", least: 70, end: true, cell: of((c) => expiry(c.expires, now())) },
+        { key: "kind", title: "Kind", hint: "Order by kind", least: 98, cell: of((c) => (resumable(c) ? titled("↻ resumable", "training can go on from it") : titled("◌ sampling", "saved for sampling only"))) },
       ],
       this._order,
     );
@@ -180,9 +185,13 @@ export class Browser {
       const state = stateOf(node.run.state);
       cell.append(h("span", { class: `xl-state xl-is-${/^[a-z]+$/.test(node.run.state) ? node.run.state : "unknown"}` }, `${state.glyph} ${state.final && node.run.state === "crashed" ? "crashed" : state.text}`), h("span", { class: "xl-muted" }, shown(node.run.kind)));
     }
+    if (node.kind === "run") {
+      const count = node.children.filter((child) => child.checkpoint).length;
+      cell.append(h("span", { class: "xl-muted" }, `${count} checkpoint${count === 1 ? "" : "s"}`));
+    }
     if (node.kind === "base") cell.append(h("span", { class: "xl-muted" }, "the model before training"));
     if (node.kind === "gone") cell.append(h("span", { class: "xl-muted" }, "✕ deleted"));
-    if (node.checkpoint?.held) cell.append(h("span", { class: "xl-held", title: shown(node.checkpoint.held) }, "⚿ kept"));
+    if (node.checkpoint?.held) cell.append(h("span", { class: "xl-held", title: shown(node.checkpoint.held) }, "kept"));
     if (node.name === this._other && node.key !== this._key) cell.append(h("span", { class: "xl-badge", title: "what the selected one is compared with" }, "B"));
     return cell;
   }
@@ -253,7 +262,8 @@ export class Browser {
     else this._order = null;
     this._columns();
     this._rows();
-    this._grid.reveal();
+    if (this._order) this._grid.element.scrollTop = 0; // what is first in the order is what is looked for
+    else this._grid.reveal();
   }
 }
 

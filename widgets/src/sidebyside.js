@@ -123,8 +123,8 @@ function column(side, where, name, at) {
   if (at !== null && at >= side.pieces.length) tokens.append(h("span", { class: "xl-fork", title: "it ends where the other goes on" }, "◆"), h("span", { class: "xl-muted" }, " (ends here)"));
   const total = side.pieces.reduce((sum, _, i) => sum + (differ(side, i) ?? 0), 0);
   const count = side.pieces.length;
-  const summary = `${count} token${count === 1 ? "" : "s"}, ${signed(total)} nats in all`;
-  return h("section", { class: `xl-side xl-${where}` }, h("h4", {}, h("span", { class: "xl-badge" }, where === "left" ? "A" : "B"), h("span", { class: "xl-name" }, name), h("span", { class: "xl-muted" }, summary)), tokens);
+  const summary = `${count} token${count === 1 ? "" : "s"}, Σ ${signed(total)} nats`;
+  return h("section", { class: `xl-side xl-${where}` }, h("h4", {}, h("span", { class: "xl-badge" }, where === "left" ? "A" : "B"), h("span", { class: "xl-name" }, name), h("span", { class: "xl-muted", title: "sum over the answer of the log-probability under its own weights minus under the other's" }, summary)), tokens);
 }
 
 /** Own minus other, nats. */

@@ -12,7 +12,7 @@ let grids = 0;
 
 /**
  * @typedef {import("./lineage.js").Row} Row
- * @typedef {{key: string, title: string, hint: string, width: string, end?: boolean, cell: (row: Row) => Node | string}} Column
+ * @typedef {{key: string, title: string, hint: string, least: number, share?: number, end?: boolean, cell: (row: Row) => Node | string}} Column
  * @typedef {{select: (row: Row) => void, open: () => void, toggle: (row: Row, open: boolean) => void, mark: (row: Row) => void, sort: (key: string) => void}} Deeds
  */
 
@@ -39,7 +39,14 @@ export class TreeGrid {
     this._body.addEventListener("dblclick", (event) => {
       if (this._rowOf(event.target) && !event.target.closest(".xl-twist")) deeds.open();
     });
-    this._sizes = new ResizeObserver(() => this._paint());
+    let placed = false;
+    this._sizes = new ResizeObserver(() => {
+      if (!placed && this.element.clientHeight) {
+        placed = true;
+        this.reveal();
+      }
+      this._paint();
+    });
     this._sizes.observe(this.element);
   }
 
@@ -58,16 +65,16 @@ export class TreeGrid {
    */
   columns(columns, order) {
     this._columns = columns;
-    this.element.style.setProperty("--xl-cols", columns.map((column) => column.width).join(" "));
-    this.element.setAttribute("aria-colcount", String(columns.length));
+    this.element.style.setProperty("--xl-cols", columns.map(({ least, share }) => (share ? `minmax(${least}px, ${share}fr)` : `${least}px`)).join(" "));
+    this.element.style.setProperty("--xl-least", `${columns.reduce((sum, { least }) => sum + least, 0)}px`);
     const focused = this._head.contains(document.activeElement) ? document.activeElement.dataset.by : null;
     this._head.replaceChildren(
-      ...columns.map((column, i) => {
+      ...columns.map((column) => {
         const sorted = order?.by === column.key;
         const way = !sorted ? "" : order.down ? "▼" : "▲";
         const button = h("button", { type: "button", class: "xl-sort", title: column.hint, "data-by": column.key }, h("span", {}, column.title), h("span", { class: "xl-way", "aria-hidden": "true" }, way));
         button.addEventListener("click", () => this._deeds.sort(column.key));
-        return h("div", { role: "columnheader", "aria-colindex": i + 1, class: `xl-cell ${column.end ? "xl-end" : ""}`, "aria-sort": sorted ? (order.down ? "descending" : "ascending") : null }, button);
+        return h("div", { role: "columnheader", class: `xl-cell ${column.end ? "xl-end" : ""}`, "aria-sort": sorted ? (order.down ? "descending" : "ascending") : null }, button);
       }),
     );
     if (focused) this._head.querySelector(`[data-by="${CSS.escape(focused)}"]`)?.focus();
@@ -116,12 +123,19 @@ export class TreeGrid {
     const last = Math.min(this.rows.length, first + Math.ceil((this.element.clientHeight || 400) / ROW) + 2 * SPARE);
     if (!anew && first === this._first && last === this._last) return;
     [this._first, this._last] = [first, last];
-    const shown = [];
-    for (let i = first; i < last; i += 1) shown.push(this._row(i));
     // The selected row stays in the page, for the grid refers to it.
     const chosen = this.rows.findIndex((row) => row.node.key === this._key);
-    if (chosen >= 0 && (chosen < first || chosen >= last)) shown.push(this._row(chosen));
-    this._body.replaceChildren(...shown);
+    const wanted = Array.from({ length: Math.max(0, last - first) }, (_, i) => first + i);
+    if (chosen >= 0 && chosen < first) wanted.unshift(chosen);
+    else if (chosen >= last) wanted.push(chosen);
+    // What stays is left where it is, so that only what is new is laid out.
+    const kept = new Set(wanted.map((index) => this._row(index)));
+    for (const row of [...this._body.children]) if (!kept.has(row)) row.remove();
+    let at = this._body.firstElementChild;
+    for (const row of kept) {
+      if (row === at) at = at.nextElementSibling;
+      else this._body.insertBefore(row, at);
+    }
     if (chosen >= 0) this.element.setAttribute("aria-activedescendant", `${this._id}-${chosen}`);
     else this.element.removeAttribute("aria-activedescendant");
   }
@@ -144,9 +158,11 @@ export class TreeGrid {
       "aria-expanded": row.expanded === null ? null : String(row.expanded),
     });
     element.style.top = `${index * ROW}px`;
+    const wide = row.node.kind !== "checkpoint";
     this._columns.forEach((column, i) => {
+      if (wide && i > 0) return; // what is no checkpoint has no values, and its name the whole line
       const content = column.cell(row);
-      const cell = h("div", { role: "gridcell", "aria-colindex": i + 1, class: `xl-cell ${column.end ? "xl-end" : ""}` });
+      const cell = h("div", { role: "gridcell", "aria-colspan": wide ? this._columns.length : null, class: `xl-cell ${column.end ? "xl-end" : ""}` });
       if (i === 0) cell.append(...guides(row), twist(row));
       cell.append(content);
       element.append(cell);

@@ -183,7 +183,7 @@ describe("the browser", () => {
     head().querySelector("button").click();
     expect(all(".xl-row .xl-name")[0].textContent).toBe("c/step-9");
     expect(chosen()).toBe("b/step-50");
-    button("Lineage").click();
+    button("By lineage").click();
     expect(all(".xl-row").length).toBe(9);
   });
 
