@@ -256,7 +256,7 @@ def hostile(store, name="<b>hostile</b> \u202e", long=True):
     """A run whose texts try everything; the last are 1 MB and 100,000 tokens long."""
     texts = list(HOSTILE.values())
     rollouts = [rollout(text, i, reward=0.1 * i, error=text) for i, text in enumerate(texts)]
-    groups = [Group(texts[0], TOKENIZER.encode(texts[4]), rollouts, {"row": texts[0]})]
+    groups = [Group(HOSTILE["latex"], TOKENIZER.encode(texts[4]), rollouts, {"row": texts[0]})]
     if long:
         million = ("<script>window.pwned = 10</script> the answer is \u202e72 漢字\n" * 18_000)[
             :1_000_000

@@ -1,7 +1,7 @@
 // What is known of one token, and of those that make a character with it.
 
 import { h, number } from "./looks.js";
-import { FLAGS, MEASURES } from "./scales.js";
+import { FLAGS, MEASURES, valuesOf } from "./scales.js";
 import { literal, visible } from "./visible.js";
 
 const HINT = "Move over a token, or press Tab and then the arrow keys: everything that is known of it is shown here. Home and End, page up and down; N and P find the next and the previous marked token.";
@@ -53,7 +53,7 @@ export class Detail {
   _token(sequence, token) {
     const id = sequence.ids[token];
     const rows = MEASURES.map((measure) => {
-      const value = measure.values(sequence)?.[token];
+      const value = valuesOf(measure, sequence)?.[token];
       const none = value === undefined || Number.isNaN(value);
       if (value === undefined) return "";
       const share = measure.key === "logprob" && !none ? h("span", { class: "xl-unit" }, ` p ${percent(value)}`) : "";

@@ -6,7 +6,7 @@ import { kinOf } from "./kin.js";
 import { legendOf } from "./legend.js";
 import { h } from "./looks.js";
 import { Resample } from "./resample.js";
-import { MEASURES, colours, measureOf, rangeOf } from "./scales.js";
+import { MEASURES, colours, measureOf, rangeOf, valuesOf } from "./scales.js";
 import { Sequence, arraysOf } from "./sequence.js";
 import { TokenView } from "./tokenview.js";
 import { visible } from "./visible.js";
@@ -186,7 +186,7 @@ export class Reading {
   _paint() {
     const { measure } = this;
     const views = [...this._views, ...this._resample.views];
-    const values = views.map((view) => measure.values(view.sequence));
+    const values = views.map((view) => valuesOf(measure, view.sequence));
     const some = values.filter(Boolean);
     const range = some.length ? rangeOf(measure, some) : null;
     let flags = 0;
@@ -197,7 +197,7 @@ export class Reading {
       missing ||= !values[i] || values[i].length < view.sequence.count || values[i].some(Number.isNaN);
     });
     this._legend.replaceChildren(legendOf(measure, range, { flags, missing, texts: views.length }));
-    const there = new Set(MEASURES.filter((one) => views.some((view) => one.values(view.sequence))).map((one) => one.key));
+    const there = new Set(MEASURES.filter((one) => views.some((view) => valuesOf(one, view.sequence))).map((one) => one.key));
     for (const button of /** @type {Iterable<HTMLButtonElement>} */ (this._choices.children)) {
       const chosen = button.dataset.key === measure.key;
       button.setAttribute("aria-checked", String(chosen));

@@ -43,8 +43,15 @@ export function measureOf(key) {
  * @param {number} share
  */
 export function quantile(values, share) {
-  const some = Float64Array.from(/** @type {any} */ (values)).filter(Number.isFinite).sort();
-  if (!some.length) return NaN;
+  const all = new Float64Array(values.length);
+  let count = 0;
+  for (let i = 0; i < values.length; i += 1) {
+    if (!Number.isFinite(values[i])) continue;
+    all[count] = values[i];
+    count += 1;
+  }
+  if (!count) return NaN;
+  const some = all.subarray(0, count).sort();
   return some[Math.min(some.length - 1, Math.max(0, Math.round(share * (some.length - 1))))];
 }
 
@@ -77,21 +84,46 @@ export function rangeOf(measure, all) {
   return measure.kind === "signed" ? { from: -reach, to: reach } : { from: 0, to: reach };
 }
 
+/** How strong a colour is, with a sign where the measure has one; NaN without a value. */
+function levelOf(measure, range, value) {
+  if (value === undefined) return NaN;
+  const place = measure.place ? measure.place(value) : value;
+  if (measure.kind === "signed") return Math.max(-SIDES, Math.min(SIDES, Math.round((SIDES * place) / range.to)));
+  const share = measure.kind === "low" ? (range.to - place) / (range.to - range.from) : (place - range.from) / (range.to - range.from);
+  return Math.max(0, Math.min(LEVELS, Math.round(LEVELS * share)));
+}
+
+const SIGNED = Array.from({ length: 2 * SIDES + 1 }, (_, i) => `d${i - SIDES}`);
+const PLAIN = Array.from({ length: LEVELS + 1 }, (_, i) => `s${i}`);
+
+function nameOf(measure, level) {
+  if (Number.isNaN(level)) return "void";
+  return measure.kind === "signed" ? SIGNED[level + SIDES] : PLAIN[level];
+}
+
 /**
- * The class of a colour: `s0` … `s8` from nothing to strong, `d-6` … `d6`, `none` without a value.
+ * The class of a colour: `s0` … `s8` from nothing to strong, `d-6` … `d6`, `void` without a value.
  * @param {Measure} measure
  * @param {{from: number, to: number}} range
  * @param {number} value
  */
 export function colourOf(measure, range, value) {
-  if (value === undefined || Number.isNaN(value)) return "void";
-  const place = measure.place ? measure.place(value) : value;
-  if (Number.isNaN(place)) return "void";
-  if (measure.kind === "signed") {
-    return `d${Math.max(-SIDES, Math.min(SIDES, Math.round((SIDES * place) / range.to)))}`.replace("d-0", "d0");
-  }
-  const share = measure.kind === "low" ? (range.to - place) / (range.to - range.from) : (place - range.from) / (range.to - range.from);
-  return `s${Math.max(0, Math.min(LEVELS, Math.round(LEVELS * share)))}`;
+  return nameOf(measure, levelOf(measure, range, value));
+}
+
+/** @type {WeakMap<Sequence, Map<string, ArrayLike<number> | null>>} */
+const WORKED_OUT = new WeakMap();
+
+/**
+ * The values of a measure, worked out once.
+ * @param {Measure} measure
+ * @param {Sequence} sequence
+ */
+export function valuesOf(measure, sequence) {
+  const known = WORKED_OUT.get(sequence) ?? new Map();
+  WORKED_OUT.set(sequence, known);
+  if (!known.has(measure.key)) known.set(measure.key, measure.values(sequence));
+  return known.get(measure.key);
 }
 
 /**
@@ -105,13 +137,15 @@ export function colourOf(measure, range, value) {
 export function colours(sequence, measure, values, range) {
   const found = new Array(sequence.units).fill("void");
   if (!values || !range) return found;
-  const strength = (name) => (name === "void" ? -1 : Math.abs(Number(name.slice(1))));
+  let token = 0;
   for (let unit = 0; unit < sequence.units; unit += 1) {
     const end = sequence.start(unit + 1);
-    for (let token = sequence.start(unit); token < end; token += 1) {
-      const name = colourOf(measure, range, values[token]);
-      if (strength(name) > strength(found[unit])) found[unit] = name;
+    let best = levelOf(measure, range, values[token]);
+    for (token += 1; token < end; token += 1) {
+      const level = levelOf(measure, range, values[token]);
+      if (Number.isNaN(best) || Math.abs(level) > Math.abs(best)) best = level;
     }
+    found[unit] = nameOf(measure, best);
   }
   return found;
 }

@@ -6,6 +6,7 @@ import { oneLine } from "./visible.js";
 
 const HEIGHT = 26;
 const BEYOND = 8;
+const SETTLED = 80;
 
 /**
  * @typedef {{run: number, id: number}} Place
@@ -38,6 +39,7 @@ export class Table {
     /** Lines in the page, by index. @type {Map<number, {sign: string, element: HTMLElement}>} */
     this._lines = new Map();
     this._version = 0;
+    this._before = 0;
     this.element = h("div", { class: "xl-table", role: "grid", tabindex: 0, "aria-label": "Rollouts" }, this._head, this._body);
     this.element.addEventListener("scroll", () => this.draw(), { passive: true });
     this.element.addEventListener("keydown", (event) => this._key(event));
@@ -108,6 +110,7 @@ export class Table {
   }
 
   destroy() {
+    clearTimeout(this._timer);
     this._sizes.disconnect();
   }
 
@@ -136,7 +139,12 @@ export class Table {
     this.element.setAttribute("aria-rowcount", String(count + 1));
     const first = Math.max(0, Math.floor(scrollTop / HEIGHT) - BEYOND);
     const last = Math.min(count, Math.ceil((scrollTop + (clientHeight || 260)) / HEIGHT) + BEYOND);
-    if (last > first) this._rows.want(this._line(first).row, this._line(last - 1).row + 1);
+    // What flies past is not asked for.
+    const flying = Math.abs(scrollTop - this._before) > 1.5 * clientHeight;
+    this._before = scrollTop;
+    clearTimeout(this._timer);
+    if (flying) this._timer = setTimeout(() => this.draw(), SETTLED);
+    else if (last > first) this._rows.want(this._line(first).row, this._line(last - 1).row + 1);
     /** @type {typeof this._lines} */
     const lines = new Map();
     for (let i = first; i < last; i += 1) lines.set(i, this._drawn(i));
@@ -227,8 +235,9 @@ export class Table {
   }
 
   /** Open the rollout of a line, or fold a group. */
-  _act(index, beside = false) {
+  async _act(index, beside = false) {
     const { row: at, child } = this._line(index);
+    if (!this._rows.at(at)) await this._rows.get(at);
     if (this.grouped && child < 0) {
       if (this._unfolded.has(at)) this._unfolded.delete(at);
       else if (this._rows.at(at)) this._unfolded.set(at, this._rows.at(at).ids.length);

@@ -9,6 +9,9 @@ const LONGEST_ROW = 240;
 /** Up to so many tokens the rest is filled while the page has nothing to do, for the page's search. */
 const FILLED = 40_000;
 const LINE = 21;
+const PAUSE = 400;
+/** Milliseconds of a piece of such work. */
+const CHUNK = 10;
 
 /** @type {(work: (deadline: {timeRemaining: () => number}) => void) => number} */
 const idle = globalThis.requestIdleCallback ?? ((work) => setTimeout(() => work({ timeRemaining: () => 4 }), 30));
@@ -136,6 +139,7 @@ export class TokenView {
 
   destroy() {
     this._observer.disconnect();
+    clearTimeout(this._timer);
     this._gone = true;
   }
 
@@ -196,22 +200,25 @@ export class TokenView {
     row.painted = this._version;
   }
 
-  /** Do the rest when the page has time. */
-  _later() {
-    if (this._due) return;
-    this._due = true;
+  /** Do the rest when the page has time, and a person has stopped for a moment. */
+  _later(pause = PAUSE) {
+    clearTimeout(this._timer);
+    this._timer = setTimeout(() => this._rest(), pause);
+  }
+
+  _rest() {
     idle((deadline) => {
-      this._due = false;
       if (this._gone || !this.sequence) return;
       const small = this.sequence.units <= FILLED;
       const stale = (row) => (!row.filled && small) || (row.filled && row.painted !== this._version);
       const left = this._rows.filter(stale);
+      const start = performance.now();
       let done = 0;
-      while (done < left.length && (done === 0 || deadline.timeRemaining() > 4)) {
+      while (done < left.length && (done === 0 || (deadline.timeRemaining() > 4 && performance.now() - start < CHUNK))) {
         this._tend(left[done]);
         done += 1;
       }
-      if (done < left.length) this._later();
+      if (done < left.length) this._later(0);
     });
   }
 
