@@ -25,7 +25,7 @@ export function factsOf(facts, tokens) {
     ["version", String(facts.version), ""],
     ["id", String(facts.id), ""],
   ];
-  const list = h("dl", { class: "xl-facts" }, ...pairs.map(([name, value, look]) => h("div", { class: look }, h("dt", {}, name), h("dd", {}, value))));
+  const list = h("ul", { class: "xl-facts" }, ...pairs.map(([name, value, look]) => h("li", { class: look }, h("span", { class: "xl-unit" }, `${name} `), h("b", {}, value))));
   const row = Object.entries(facts.row ?? {});
   const box = h("div", { class: "xl-about-rollout" }, list);
   if (facts.error) box.append(h("p", { class: "xl-error" }, h("b", {}, "The reward function: "), ...signs(facts.error)));

@@ -66,9 +66,9 @@ export class Table {
     this._version += 1;
     this.sortable = new Set(sortable);
     const fluid = this.columns.filter((c) => !c.width).length;
-    const tracks = this.columns.map((c) => (c.width ? `${c.width}px` : c.name === "prompt" && fluid > 1 ? "minmax(110px, 2fr)" : "minmax(180px, 5fr)"));
+    const tracks = this.columns.map((c) => (c.width ? `${c.width}px` : c.name === "prompt" && fluid > 1 ? "minmax(110px, 2fr)" : "minmax(150px, 5fr)"));
     this.element.style.setProperty("--xl-tracks", tracks.join(" "));
-    const least = this.columns.reduce((sum, c) => sum + (c.width || (c.name === "prompt" && fluid > 1 ? 110 : 180)) + 16, 0);
+    const least = this.columns.reduce((sum, c) => sum + (c.width || (c.name === "prompt" && fluid > 1 ? 110 : 150)) + 16, 0);
     this.element.style.setProperty("--xl-least", `${least}px`);
     this.element.setAttribute("aria-colcount", String(names.length));
     this._head.replaceChildren(

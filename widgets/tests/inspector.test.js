@@ -155,7 +155,7 @@ describe("a rollout", () => {
     expect(find(".xl-flow b")).toBe(null);
     expect(find(".xl-flow script")).toBe(null);
     expect(spans().at(-1).classList.contains("xl-special")).toBe(true);
-    expect(find(".xl-facts").textContent).toContain("<u>0.250");
+    expect(find(".xl-facts").textContent).toContain("<u> 0.250");
     expect(find(".xl-row-of").textContent).toContain("<i>7</i>");
   });
 

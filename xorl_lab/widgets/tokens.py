@@ -145,12 +145,11 @@ def _written(
     if pieces is None:
         return arrays
     grouped = units(pieces)
-    return arrays | {
-        f"{prefix}bytes": b"".join(pieces),
-        f"{prefix}sizes": np.array([len(p) for p in pieces], np.int32),
-        f"{prefix}units": grouped.starts,
-        f"{prefix}chars": grouped.chars,
-    }
+    arrays[f"{prefix}bytes"] = b"".join(pieces)
+    arrays[f"{prefix}sizes"] = np.array([len(p) for p in pieces], np.int32)
+    arrays[f"{prefix}units"] = grouped.starts
+    arrays[f"{prefix}chars"] = grouped.chars
+    return arrays
 
 
 def _alternatives(
