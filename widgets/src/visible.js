@@ -31,7 +31,7 @@ function codeOf(char) {
  * @returns {Part[]}
  */
 export function visible(text, raw) {
-  if (!raw && PLAIN.test(text)) return text ? [{ text }] : [{ text: "∅", mark: true, title: "no text" }];
+  if (!raw && text.length <= MOST_CHARS && PLAIN.test(text)) return text ? [{ text }] : [{ text: "∅", mark: true, title: "no text" }];
   if (!text) return [{ text: "∅", mark: true, title: "no text" }];
   /** @type {Part[]} */
   const parts = [];
