@@ -209,7 +209,7 @@ export class Branch extends Panel {
 
 export class Load extends Panel {
   constructor(context) {
-    super(context, "Load", [h("p", { class: "xl-muted" }, "Makes it the weights that ", h("code", {}, "browser.client"), " trains on, to go on with a loop of your own.")]);
+    super(context, "Load", [h("p", { class: "xl-muted" }, "Makes a training client of it, to go on with in a loop of your own. How to get at it is said here once it is loaded.")]);
   }
 
   async go() {

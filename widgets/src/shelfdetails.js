@@ -2,7 +2,7 @@
 
 import { h, number, stateOf } from "./looks.js";
 import { resumable, written } from "./lineage.js";
-import { moment, size, span, shown } from "./shelfwords.js";
+import { breaking, moment, size, span, shown } from "./shelfwords.js";
 
 /**
  * @param {import("./lineage.js").Lineage} lineage
@@ -72,7 +72,7 @@ function metrics(lineage, node) {
     const before = parent?.metrics[name];
     const change = typeof value === "number" && typeof before === "number" ? value - before : null;
     const said = change === null || change === 0 ? "" : `${change > 0 ? "+" : ""}${number(change)}`;
-    return h("tr", {}, h("th", { scope: "row" }, shown(name)), h("td", { class: "xl-end" }, number(value)), h("td", { class: "xl-end xl-muted" }, said));
+    return h("tr", {}, h("th", { scope: "row" }, breaking(name)), h("td", { class: "xl-end" }, number(value)), h("td", { class: "xl-end xl-muted" }, said));
   });
   const head = parent ? [h("tr", { class: "xl-muted" }, h("td", {}), h("td", {}), h("td", { class: "xl-end" }, "change"))] : [];
   return h("table", { class: "xl-values" }, h("tbody", {}, ...head, ...rows));

@@ -4,7 +4,7 @@ import { Actions } from "./shelfactions.js";
 import { Disk } from "./disk.js";
 import { h, number, stateOf } from "./looks.js";
 import { BASE, resumable } from "./lineage.js";
-import { moment, size, span, shown, working } from "./shelfwords.js";
+import { breaking, moment, size, span, shown, working } from "./shelfwords.js";
 import { TreeGrid } from "./treegrid.js";
 
 const DEAF = "The kernel does not answer while a cell runs.";
@@ -157,9 +157,9 @@ export class Browser {
     const titled = (text, title) => h("span", { title }, text);
     const metric = (name) => ({
       key: `metric ${name}`,
-      title: shown(name).replace(/[:_/]/g, "$&\u200b"), // a line may break there
+      title: breaking(name),
       hint: `Order by ${shown(name)}`,
-      least: 72, share: 1,
+      least: 78, share: 1,
       end: true,
       cell: of((c) => (name in c.metrics ? number(c.metrics[name]) : "")),
     });

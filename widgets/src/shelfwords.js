@@ -47,6 +47,9 @@ export const shown = (text) =>
     return joins ? c : `⟨${c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
   });
 
+/** A metric's name, whose line may break behind a colon. @param {string} name */
+export const breaking = (name) => shown(name).replace(/[:/]/g, "$&\u200b");
+
 /**
  * Prompts out of a field: one per line, or, where a line is empty, separated by empty lines.
  * @param {string} text
