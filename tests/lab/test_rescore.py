@@ -10,6 +10,7 @@ import pytest
 from tests.closeness import assert_close
 from tests.lab.support import PROMPTS, grpo, lab_in, share
 from xorl_lab.errors import ConfigError, StoreError
+from xorl_lab.lab import console
 from xorl_lab.lab import rescore as module
 from xorl_lab.lab.rescored import Rescored, Scored, rank_correlation
 from xorl_lab.losses import group_normalized, leave_one_out, mean_centered
@@ -225,14 +226,15 @@ def test_another_process_needs_no_model(run, root):
 def test_progress_is_shown_where_it_takes_a_while(run, monkeypatch, capsys):
     run.rescore(length)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(module, "SOON", -1.0)
-    monkeypatch.setattr(module, "OFTEN", -1.0)
+    monkeypatch.setattr(console, "SOON", -1.0)
+    monkeypatch.setattr(console, "OFTEN", -1.0)
     run.rescore(length, quiet=True)
     assert capsys.readouterr().err == ""
     run.rescore(length)
     told = capsys.readouterr().err
-    assert told.startswith("\rscored 0 of 24 rollouts\rscored 4 of 24")
-    assert told.endswith("\rscored 24 of 24 rollouts\n")
+    assert told.startswith("\r0 of 24 rollouts scored")
+    assert "\r4 of 24 rollouts scored" in told
+    assert told.rstrip().endswith("\r24 of 24 rollouts scored")
 
 
 # What is told of it.

@@ -1,6 +1,7 @@
 """Where a run is shown: in a live notebook, or as lines on a terminal."""
 
 import sys
+import time
 from importlib import import_module
 from typing import Any
 
@@ -14,6 +15,9 @@ SHOWN = ("reward", "loss:mean", "kl_base", "kl_sampler", "held_out:accuracy", "h
 TOTALS = ("seconds:total", "seconds:step")
 """What says how long the whole step took."""
 
+SOON, OFTEN = 1.0, 0.25
+"""Seconds before progress is shown, and between two looks."""
+
 
 def in_live_notebook() -> bool:
     """True in a kernel whose page a thread can update: JupyterLab, not Colab or a script."""
@@ -21,6 +25,36 @@ def in_live_notebook() -> bool:
         return False
     shell: Any = import_module("IPython").get_ipython()
     return shell is not None and hasattr(shell, "kernel")
+
+
+class Counting:
+    """One line on standard error that says how far a work is, once it takes more than a moment.
+
+    Args:
+        quiet: write nothing.
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._began = self._last = time.monotonic()
+        self._told = False
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        """``done`` of ``total`` are done, and ``what`` is what they are or what comes next."""
+        now = time.monotonic()
+        if not self._quiet and now - self._began > SOON and now - self._last > OFTEN:
+            self._write(done, total, what)
+            self._last, self._told = now, True
+
+    def finish(self, total: int, what: str) -> None:
+        """All are done."""
+        if self._told:
+            self._write(total, total, what)
+            sys.stderr.write("\n")
+
+    def _write(self, done: int, total: int, what: str) -> None:
+        sys.stderr.write(f"\r{done} of {total} {what}".ljust(60))
+        sys.stderr.flush()
 
 
 class Teller:

@@ -74,7 +74,7 @@ class Lab:
         self._weights = Weights(self._service, self._store, base)
         limit = None if disk_budget is None else parse_bytes(disk_budget)
         self._budget = None if limit is None else Budget(limit, self._weights)
-        self._bench = Bench(model, self._weights, self._context)
+        self._bench = Bench(model, self._weights, self._context, (device, dtype))
         self._starter = Starter(
             model, self._shape, (device, dtype), self._bench, budget=self._budget
         )

@@ -1,8 +1,6 @@
 """Another reward function over recorded rollouts: what it would have said, without sampling."""
 
 import json
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xorl_lab.errors import StoreError
+from xorl_lab.lab.console import Counting
 from xorl_lab.lab.rescored import Rescored, Scored
 from xorl_lab.recipes.grpo import ADVANTAGES
 from xorl_lab.recipes.prompts import Prompt, columns, encode_prompts
@@ -23,9 +22,6 @@ from xorl_lab.types import Rollout, SampledSequence
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
-
-SOON, OFTEN = 1.0, 0.25
-"""Seconds before progress is shown, and between two looks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,17 +175,12 @@ def _scored(
 
 def _shown(groups: Iterable[Recorded], total: int) -> Iterator[Recorded]:
     """Hand groups on, and say on standard error how far it is if it takes a while."""
-    began = last = time.monotonic()
-    done, told = 0, False
+    tell, done = Counting(quiet=False), 0
     for group in groups:
-        now = time.monotonic()
-        if now - began > SOON and now - last > OFTEN:
-            print(f"\rscored {done} of {total} rollouts", end="", file=sys.stderr, flush=True)  # noqa: T201
-            last, told = now, True
+        tell(done, total, "rollouts scored")
         yield group
         done += len(group.kept)
-    if told:
-        print(f"\rscored {total} of {total} rollouts", file=sys.stderr, flush=True)  # noqa: T201
+    tell.finish(total, "rollouts scored")
 
 
 def _plain(row: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from xorl_lab.client import TrainingClient
     from xorl_lab.lab.bench import Bench
+    from xorl_lab.lab.diagnosis import Diagnosis
     from xorl_lab.lab.resample import Resampled
     from xorl_lab.lab.rescored import Rescored
     from xorl_lab.recipes.rewards import RewardFunction
@@ -268,6 +269,41 @@ class Run:
         given = links.prompts if prompts is None and links is not None else prompts
         tokenizer = None if given is None else self._lent("a tokenizer").tokenizer
         return rescore(self.reader, reward, where, given=given, tokenizer=tokenizer, quiet=quiet)
+
+    def diagnose(
+        self,
+        rollouts: int = 16,
+        *,
+        step: int | None = None,
+        temperature: float | None = None,
+        sampler_dtype: str | None = None,
+        quiet: bool = False,
+    ) -> "Diagnosis":
+        """Why do trainer and sampler disagree?
+
+        Some recorded completions are evaluated again under control, one thing varied at a time:
+        temperature, top-p and top-k, precision, version of the weights, adapter, positions,
+        template, dropout, shape of the batch.
+
+        Args:
+            rollouts: the most completions.
+            step: the step; None = the newest one behind a checkpoint that has a gap.
+            temperature: at which it was drawn; None = as the run's settings say.
+            sampler_dtype: in which the sampler is known to compute; None = as the trainer.
+            quiet: show no progress.
+
+        Returns:
+            The cause, ``healthy`` if there is none, in words and with the evidence.
+
+        Raises:
+            ConfigError: an argument is out of range, or the model is not to be had.
+        """
+        from xorl_lab.lab.diagnose import Question  # noqa: PLC0415 (as seldom as it is used)
+
+        question = Question(
+            rollouts=rollouts, step=step, temperature=temperature, sampler_dtype=sampler_dtype
+        )
+        return self._lent("the models").diagnose(self, question, quiet)
 
     def inspect(self) -> "RolloutInspector":
         """The inspector of its rollouts, token by token."""
