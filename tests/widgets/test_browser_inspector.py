@@ -94,7 +94,7 @@ def inspect(server, chrome, request):
 
 
 def open_row(page, row):
-    page.locator(f".xl-tr[data-line='{row}']").click()
+    page.locator(f".xl-tr[data-line='{row}'][data-id]").click()
     page.locator(f".xl-tr.xl-open[data-line='{row}']").wait_for()
     return int(page.locator(".xl-tr.xl-open").get_attribute("data-id"))
 

@@ -164,7 +164,7 @@ export class Table {
     const isGroup = this.grouped && child < 0;
     const sign = [this._rows.key, at, child, Boolean(row), this._version, isGroup && this._unfolded.has(at)].join();
     const before = this._lines.get(index);
-    const line = before?.sign === sign ? before : { sign, element: this._drawLine(index, row, at, child) };
+    const line = before?.sign === sign ? before : { sign, element: turned(before?.element, this._drawLine(index, row, at, child)) };
     const open = Boolean(row && !isGroup && this.opened && row.id === this.opened.id && row.run === this.opened.run);
     line.element.classList.toggle("xl-active", index === this.active);
     line.element.classList.toggle("xl-open", open);
@@ -297,4 +297,13 @@ export class Table {
     const { row, child } = this._line(this.active);
     if (this.grouped && child < 0 && this._unfolded.has(row) !== open) this._act(this.active);
   }
+}
+
+/** The element that is there, made the same as a fresh one: a click that has begun on it goes on. */
+function turned(element, fresh) {
+  if (!element) return fresh;
+  for (const name of element.getAttributeNames()) if (!fresh.hasAttribute(name)) element.removeAttribute(name);
+  for (const name of fresh.getAttributeNames()) element.setAttribute(name, fresh.getAttribute(name));
+  element.replaceChildren(...fresh.childNodes);
+  return element;
 }
