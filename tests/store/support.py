@@ -2,18 +2,21 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from xorl_lab.types import Group, Rollout, StepRecord
+from xorl_lab.types import Alternatives, Group, Rollout, StepRecord
 
 STREAMS = ("trainer_logprobs", "entropy")
 
 
-def rollout(rng: np.random.Generator, length: int, streams: Sequence[str] = STREAMS) -> Rollout:
+def rollout(
+    rng: np.random.Generator, length: int, streams: Sequence[str] = STREAMS, top: int = 0
+) -> Rollout:
     """A rollout whose values are all float32 numbers."""
-    return Rollout(
-        tokens=[int(x) for x in rng.zipf(1.3, length) % 49152],
+    drawn = Rollout(
+        tokens=ids(rng, length).tolist(),
         logprobs=floats(-rng.exponential(1, length)),
         text="a completion " * (length // 8),
         stop_reason="length" if rng.random() < 0.3 else "stop",
@@ -21,8 +24,28 @@ def rollout(rng: np.random.Generator, length: int, streams: Sequence[str] = STRE
         reward=float(rng.random()),
         reward_parts={"format": float(rng.random()), "answer": float(rng.random())},
         advantage=float(rng.normal()),
-        streams={name: floats(rng.normal(size=length)) for name in streams},
+        streams={name: stream(rng, name, length) for name in streams},
     )
+    return replace(drawn, top_logprobs=alternatives(rng, length, top)) if top else drawn
+
+
+def stream(rng: np.random.Generator, name: str, length: int) -> list[float]:
+    """Values such as a stream of this name has."""
+    if name == "ratio":
+        return floats(np.exp(rng.normal(size=length) * 0.05))
+    if name == "flags":
+        return floats(rng.choice([0.0, 1.0, 4.0], length, p=[0.95, 0.04, 0.01]))
+    return floats(rng.normal(size=length))
+
+
+def alternatives(rng: np.random.Generator, length: int, top: int) -> Alternatives:
+    logprobs = -np.sort(rng.exponential(2, (length, top)), axis=1)
+    return Alternatives(ids(rng, (length, top)), logprobs.astype(np.float32))
+
+
+def ids(rng: np.random.Generator, shape: int | tuple[int, int]) -> np.ndarray:
+    """Ids whose bytes are as regular as those that SmolLM2 draws: low ones come more often."""
+    return (49152 * rng.random(shape) ** 5).astype(np.int32)
 
 
 def floats(values: np.ndarray) -> list[float]:
@@ -30,7 +53,13 @@ def floats(values: np.ndarray) -> list[float]:
 
 
 def record(
-    step: int, *, groups: int = 2, size: int = 3, length: int = 5, streams: Sequence[str] = STREAMS
+    step: int,
+    *,
+    groups: int = 2,
+    size: int = 3,
+    length: int = 5,
+    streams: Sequence[str] = STREAMS,
+    top: int = 0,
 ) -> StepRecord:
     """A step that depends on its number alone."""
     rng = np.random.default_rng(step)
@@ -38,7 +67,7 @@ def record(
         Group(
             f"prompt {g} of step {step}",
             [1, 2, 3 + g],
-            [rollout(rng, length, streams) for _ in range(size)],
+            [rollout(rng, length, streams, top) for _ in range(size)],
             {"answer": g, "topic": "sums"},
         )
         for g in range(groups)

@@ -95,6 +95,8 @@ def rollouts_of(connection: sqlite3.Connection, group: int) -> list[StoredRollou
             tokens=own.tokens,
             logprobs=own.logprobs,
             streams=own.streams,
+            top_ids=own.top_ids,
+            top_logprobs=own.top_logprobs,
             text=text,
             stop_reason=stop_reason,
             version=version,

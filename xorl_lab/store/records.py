@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xorl_lab.types import Rollout
+from xorl_lab.types import Alternatives, Rollout
 from xorl_lab.types.results import StopReason
 
 STATES = ("running", "paused", "stopped", "finished", "failed")
@@ -122,7 +122,13 @@ class StoredRollout:
     logprobs: NDArray[np.float32]
     """(C,) nats, the sampler's; empty if it reported none."""
     streams: dict[str, NDArray[np.float32]]
-    """Further values per token, (C,) each, by name; NaN where a token has none."""
+    """Further values per token, (C,) each, by name; NaN where a token has none.  See
+    :attr:`xorl_lab.types.Rollout.streams`."""
+    top_ids: NDArray[np.int32]
+    """(C, K) ids of the most likely tokens at each position, best first; (C, 0) if none were
+    recorded."""
+    top_logprobs: NDArray[np.float32]
+    """(C, K) nats, theirs."""
     text: str
     """The completion, decoded."""
     stop_reason: StopReason
@@ -157,4 +163,7 @@ class StoredRollout:
             advantage=self.advantage,
             error=self.error,
             streams={name: values.tolist() for name, values in self.streams.items()},
+            top_logprobs=(
+                Alternatives(self.top_ids, self.top_logprobs) if self.top_ids.shape[1] else None
+            ),
         )

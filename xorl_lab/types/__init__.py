@@ -6,7 +6,7 @@ Names, fields and defaults are those of xorl_client 0.1.0 and pytrio 0.2.9 where
 from xorl_lab.types.commands import CheckpointCommands, InspectorCommands, RunCommands
 from xorl_lab.types.data import Datum, ModelInput, TensorData
 from xorl_lab.types.params import AdamParams, LoraRunSpec, SamplingParams
-from xorl_lab.types.records import Group, Rollout, StepRecord
+from xorl_lab.types.records import Alternatives, Group, Rollout, StepRecord
 from xorl_lab.types.results import (
     BatchSampleResult,
     ForwardBackwardOutput,
@@ -19,6 +19,7 @@ from xorl_lab.types.results import (
 
 __all__ = [
     "AdamParams",
+    "Alternatives",
     "BatchSampleResult",
     "CheckpointCommands",
     "Datum",

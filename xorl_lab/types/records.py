@@ -2,9 +2,34 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xorl_lab.types.results import StopReason
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alternatives:
+    """The K most likely tokens at each of the C positions of a completion."""
+
+    ids: "npt.NDArray[np.int32]"
+    """(C, K) best first; -1 where fewer than K are known."""
+    logprobs: "npt.NDArray[np.float32]"
+    """(C, K) nats, of the distribution that the completion's logprobs belong to; NaN where fewer
+    than K are known."""
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all ids and logprobs are the same, NaN where NaN is."""
+        if not isinstance(other, Alternatives):
+            return NotImplemented
+        mine, theirs = self.logprobs, other.logprobs
+        if self.ids.shape != other.ids.shape or mine.shape != theirs.shape:
+            return False
+        same = (mine == theirs) | ((mine != mine) & (theirs != theirs))
+        return bool((self.ids == other.ids).all() and same.all())
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +55,12 @@ class Rollout:
     error: str | None = None
     """Why the reward failed.  Such a rollout is kept here but left out of group and loss."""
     streams: dict[str, list[float]] = field(default_factory=dict)
-    """Further values per token, by name, as ``trainer_logprobs``; NaN where a token has none."""
+    """Further values per token, by name; NaN where a token has none.  ``trainer_logprobs`` and
+    ``ref_logprobs`` (nats), ``entropies`` (nats, the sampler's), and as of the last update on the
+    rollout ``ratio`` (before any clip) and ``flags`` (the sum of 1 = clipped, 2 = masked, 4 = the
+    weight of truncated importance sampling was cut)."""
+    top_logprobs: Alternatives | None = None
+    """The most likely tokens at each position, the sampler's, if it was asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
