@@ -42,7 +42,7 @@ class FakeSampler:
     def __init__(self, client, version):
         self.client, self.version = client, version
 
-    def sample_batch(self, prompts, params, num_samples=1):
+    def sample_batch(self, prompts, params, num_samples=1, top_logprobs=0, entropies=False):
         result = BatchSampleResult([], [], [])
         for index, (prompt, chosen) in enumerate(zip(prompts, params, strict=True)):
             self.client.sampled.append((prompt.to_ints(), chosen, num_samples, self.version))

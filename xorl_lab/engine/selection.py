@@ -133,18 +133,19 @@ def collect(
                 column = np.zeros(length, dtype=np.float32)
                 column[position[mine]] = values.numpy()[mine]
                 per_datum[i][key] = column
-    wanted = ("logprobs", "elementwise_loss")
+    wanted, asked = ("logprobs", "elementwise_loss"), params["return_terms"]
     outputs: list[LossFnOutput] = []
     for length, columns in zip(batch.lengths, per_datum, strict=True):
         empty = np.zeros(length, dtype=np.float32)
-        further = {k: TensorData.from_numpy(v) for k, v in columns.items() if k not in wanted}
+        names = columns.keys() - wanted if asked is True else columns.keys() & set(asked or ())
+        further = {k: TensorData.from_numpy(columns[k]) for k in columns if k in names}
         elementwise = columns.get("elementwise_loss", empty)
         outputs.append(
             LossFnOutput(
                 float(elementwise.sum(dtype=np.float64)),
                 TensorData.from_numpy(columns.get("logprobs", empty)),
                 TensorData.from_numpy(elementwise),
-                further if params["return_terms"] else {},
+                further,
             )
         )
     metrics = losses.summarize(name, terms, weights, params)

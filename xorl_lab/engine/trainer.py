@@ -329,7 +329,8 @@ def _evaluate(
             "extreme ratios and advantages in this batch, or lower the learning rate"
         )
     terms = {name: term[selected.where] for name, term in output.terms.items()}
-    if params["return_terms"]:
+    wanted = params["return_terms"]
+    if wanted is True or (wanted and "entropy" in wanted):
         terms["entropy"] = token_entropies(
             selected.hidden, head_of(model), temperature=temperature
         ).cpu()

@@ -1,7 +1,7 @@
 """What every loss has in common: its output, its parameters, its entry in the registry."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeGuard, TypeVar
 
@@ -39,8 +39,10 @@ class CommonParams(LossParams):
 
     logprob_temperature: float = 1.0
     """Divides the logits before the logprobs are taken, > 0; the sampling temperature."""
-    return_terms: bool = False
-    """Return the per-token terms of the loss with the outputs."""
+    return_terms: bool | Sequence[str] = False
+    """Return the per-token terms of the loss with the outputs: all, with the entropy of each
+    token's distribution, which takes a look at the whole vocabulary; or those of these names, as
+    far as the loss has them."""
 
     def __post_init__(self) -> None:
         check_ranges(
@@ -50,7 +52,11 @@ class CommonParams(LossParams):
                     is_number(self.logprob_temperature) and self.logprob_temperature > 0,
                     "a number > 0",
                 ),
-                "return_terms": flag(self.return_terms),
+                "return_terms": (
+                    self.return_terms,
+                    isinstance(self.return_terms, bool) or _are_names(self.return_terms),
+                    "True or False, or a list of names",
+                ),
             }
         )
 
@@ -85,6 +91,10 @@ class LossSpec(Generic[P]):
 def defaults(settings: type[LossParams]) -> dict[str, Any]:
     """Return the fields of a class of parameters with their default values."""
     return {field.name: field.default for field in fields(settings)}
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -21,6 +21,7 @@ from xorl_lab.recipes.order import derive_seed, endless
 from xorl_lab.recipes.prompts import Prompt, check_lengths, columns, encode_prompts
 from xorl_lab.recipes.rewards import RewardFunction, Scorer, require_some_reward
 from xorl_lab.recipes.settings import Course, build, check_choice, check_integer
+from xorl_lab.samplers.base import MAX_TOP
 from xorl_lab.types import AdamParams, ForwardBackwardOutput, SamplingParams, StepRecord
 
 if TYPE_CHECKING:
@@ -78,14 +79,20 @@ class GrpoSettings:
     """Of AdamW."""
     weight_decay: float = 0.0
     """Of AdamW."""
+    record_top: int = 5
+    """Alternatives recorded for each token, with the entropy of the choice; 0 = neither."""
     seed: int = 0
     """Order of the prompts and every random draw; the same seed gives the same run."""
 
     def __post_init__(self) -> None:
         lows = {"steps": 1, "max_tokens": 1, "group_size": 1, "prompts_per_step": 1}
-        lows |= {"updates_per_batch": 1, "evaluate_every": 0, "seed": 0}
+        lows |= {"updates_per_batch": 1, "evaluate_every": 0, "seed": 0, "record_top": 0}
         for name, low in lows.items():
             check_integer(name, getattr(self, name), low)
+        if self.record_top > MAX_TOP:
+            raise ConfigError(
+                f"record_top is {self.record_top}: pass an integer from 0 to {MAX_TOP}"
+            )
         if self.sampling(seed=0).temperature == 0:
             raise ConfigError(
                 "temperature is 0, so all completions of a group are equal: pass one > 0"
@@ -194,7 +201,8 @@ def _steps(
         clock = Clock()
         batch = [prompts[next(order)] for _ in range(settings.prompts_per_step)]
         params = [settings.sampling(derive_seed(settings.seed, step, i)) for i in range(len(batch))]
-        responses = rollouts.sample(sampler, batch, params, settings.group_size)
+        top = settings.record_top
+        responses = rollouts.sample(sampler, batch, params, settings.group_size, top)
         clock.lap("sample")
 
         advantage = ADVANTAGES[settings.advantage]
@@ -261,9 +269,10 @@ def _train(
         output = client.forward(data, settings.loss_fn, params).result()
         extras = _last_step(extras, rollouts.completion_logprobs(output, samples))
     seen: list[dict[str, float]] = []
+    terms = {"return_terms": list(rollouts.TERMS)}
     for update in range(settings.updates_per_batch):
         data = [rollouts.datum(s, e) for s, e in zip(samples, extras, strict=True)]
-        forward = client.forward_backward(data, settings.loss_fn, params)
+        forward = client.forward_backward(data, settings.loss_fn, params | terms)
         optimize = client.optim_step(settings.adam())  # queued behind it, so the two are one wait
         output, optimized = forward.result(), optimize.result()
         seen.append(output.metrics | optimized.metrics)
@@ -274,6 +283,8 @@ def _train(
             rollouts.note("trainer_logprobs", samples, trainer)
         if tis:
             extras = _last_step(extras, trainer)
+        if update == settings.updates_per_batch - 1:
+            rollouts.note_terms(output, samples)
     return metrics | rollouts.over_updates(seen)
 
 

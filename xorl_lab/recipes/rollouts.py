@@ -9,11 +9,13 @@ import numpy as np
 from xorl_lab.recipes.prompts import Prompt
 from xorl_lab.recipes.rewards import Scorer
 from xorl_lab.types import (
+    Alternatives,
     Datum,
     ForwardBackwardOutput,
     Group,
     ModelInput,
     Rollout,
+    SampledSequence,
     SampleResponse,
     SamplingParams,
 )
@@ -21,7 +23,10 @@ from xorl_lab.types import (
 if TYPE_CHECKING:
     from xorl_lab.client import SamplingClient, TrainingClient
 
-_ALIASES = frozenset({"loss_sum", "loss_mean", "token_count"})
+_ALIASES = frozenset({"loss_sum", "loss_mean", "token_count", "step"})
+"""What a run records under other names: a step has its number already."""
+TERMS = {"ratio": 0, "clipped": 1, "masked": 2, "tis_clipped": 4}
+"""Per-token terms of a loss that are recorded; what each adds to the stream ``flags``."""
 Advantage = Callable[[Sequence[float | None]], list[float]]
 """The advantages of one group from its rewards, None where a reward failed."""
 
@@ -41,6 +46,7 @@ def sample(
     prompts: Sequence[Prompt],
     params: Sequence[SamplingParams],
     num_samples: int,
+    record_top: int = 0,
 ) -> list[SampleResponse]:
     """Draw completions for several prompts, each with settings of its own.
 
@@ -50,12 +56,19 @@ def sample(
         params: P settings.  Give each a seed of its own: one seed draws the same random numbers
             for every prompt.
         num_samples: completions per prompt.
+        record_top: alternatives to report per token, and its entropy; 0 = neither.
 
     Returns:
         P responses, in the order of the prompts.
     """
     inputs = [ModelInput.from_ints(prompt.tokens) for prompt in prompts]
-    future = sampler.sample_batch(inputs, list(params), num_samples=num_samples)
+    future = sampler.sample_batch(
+        inputs,
+        list(params),
+        num_samples=num_samples,
+        top_logprobs=record_top,
+        entropies=record_top > 0,
+    )
     try:
         batch = future.result()
     except BaseException:  # an interrupt too: leave no work behind
@@ -101,10 +114,23 @@ def score(
             reward_parts=scored.parts,
             advantage=value,
             error=scored.error,
+            streams={} if sequence.entropies is None else {"entropies": sequence.entropies},
+            top_logprobs=alternatives(sequence),
         )
         for sequence, scored, value in zip(response.sequences, scores, advantages, strict=True)
     ]
     return Group(prompt.text, prompt.tokens, rollouts, prompt.row)
+
+
+def alternatives(sequence: SampledSequence) -> Alternatives | None:
+    """The most likely tokens at each position as arrays; None if they were not asked for."""
+    if not sequence.top_logprobs:
+        return None
+    width = max(map(len, sequence.top_logprobs))
+    missing = (-1, float("nan"))
+    rows = [[*row, *[missing] * (width - len(row))] for row in sequence.top_logprobs]
+    pairs = np.array(rows, dtype=np.float64).reshape(len(rows), width, 2)
+    return Alternatives(pairs[..., 0].astype(np.int32), pairs[..., 1].astype(np.float32))
 
 
 def trainable(groups: Sequence[Group]) -> list[Sample]:
@@ -171,6 +197,23 @@ def completion_logprobs(
     ]
 
 
+def note_terms(output: ForwardBackwardOutput, samples: Sequence[Sample]) -> None:
+    """Put ratio and flags of an update down in each rollout's ``streams``.
+
+    Args:
+        output: answer to a call with one datum per sample that asked for :data:`TERMS`; a server
+            that does not know them gives none.
+        samples: the samples, in the same order.
+    """
+    for out, sample in zip(output.loss_fn_outputs, samples, strict=True):
+        mine = {n: np.asarray(t.data)[-len(sample.rollout.tokens) :] for n, t in out.terms.items()}
+        if "ratio" in mine:
+            sample.rollout.streams["ratio"] = mine["ratio"].astype(float).tolist()
+            flags = sum(bit * mine[name] for name, bit in TERMS.items() if bit and name in mine)
+            flags = flags + np.zeros_like(mine["ratio"])
+            sample.rollout.streams["flags"] = flags.astype(float).tolist()
+
+
 def gap(
     name: str, sampled: Sequence[Sequence[float]], other: Sequence[Sequence[float]]
 ) -> dict[str, float]:
@@ -197,7 +240,8 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     Returns:
         ``reward`` (mean) and its ``:std``, ``:min``, ``:max``, ``reward:part:NAME`` of each named
         part, ``rewards_failed``, ``groups_without_signal``, ``completion_tokens`` (mean),
-        ``truncated`` (share that was cut off at max_tokens).
+        ``truncated`` (share that was cut off at max_tokens), ``entropy`` (nats, mean over all
+        tokens) where it was recorded.
     """
     rollouts = [r for g in groups for r in g.rollouts]
     rewards = [r.reward for r in rollouts if r.reward is not None]
@@ -217,6 +261,9 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     )
     metrics["completion_tokens"] = float(np.mean([len(r.tokens) for r in rollouts]))
     metrics["truncated"] = float(np.mean([r.stop_reason == "length" for r in rollouts]))
+    entropies = [r.streams["entropies"] for r in rollouts if r.streams.get("entropies")]
+    if entropies:
+        metrics["entropy"] = float(np.mean(np.concatenate(entropies)))
     return metrics
 
 

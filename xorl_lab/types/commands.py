@@ -92,7 +92,7 @@ class CheckpointCommands(Protocol):
         ...
 
     def load(self, checkpoint: str) -> str:
-        """Make it the weights that ``browser.client`` trains on; how to use it, in words."""
+        """Make a training client with these weights; how to come by it, in words."""
         ...
 
     def branch(self, checkpoint: str, changes: Mapping[str, Any]) -> str:
