@@ -17,6 +17,8 @@ from xorl_lab.types import Group, Rollout, StepRecord
 
 EVIL = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\0`"
 
+TAG = "<img/src=x>"
+
 
 @pytest.fixture
 def reader(store, writer):
@@ -98,6 +100,7 @@ def test_a_table_that_does_not_fit_is_refused(store, frame, message):
 def test_parquet_holds_everything(store, writer, reader, tmp_path):
     odd = Rollout([1], [], "x", "stop", 1, None, error="bad", streams={"kl": [math.nan]})
     writer.step(StepRecord(9, {"reward": math.inf}, [Group("p", [], [odd])]))
+    reader.annotate(int(reader.ids()[1]), tags=["hack", "look"], note="odd")
     paths = reader.to_parquet(tmp_path / "new" / "out")
     assert [p.name for p in paths] == ["metrics.parquet", "rollouts.parquet", "events.parquet"]
     metrics, rollouts, events = (pd.read_parquet(p) for p in paths)
@@ -114,6 +117,8 @@ def test_parquet_holds_everything(store, writer, reader, tmp_path):
         for name, value in one.reward_parts.items():
             assert row[f"reward:part:{name}"] == value
         assert (row["text"], row["prompt"], row["step"]) == (one.text, one.prompt, one.step)
+    assert [list(t) for t in rollouts["tags"]] == [[], ["hack", "look"], *[[]] * 29]
+    assert rollouts["note"].tolist() == ["", "odd", *[""] * 29]
     assert rollouts["reward"].isna().tolist() == [False] * 30 + [True]
     assert list(events["kind"]) == ["warning"] * 5 + ["checkpoint"]
     assert events["data"].iloc[-1] == '{"a":[1,Infinity]}'
@@ -177,6 +182,8 @@ def test_every_text_is_escaped(store, tmp_path):
         for step in (1, 2):
             group = Group(EVIL, [1], [drawn], {EVIL: EVIL})
             writer.step(StepRecord(step, {EVIL: float(step)}, [group], [EVIL]))
+        reader = store.run(EVIL)
+        reader.annotate(int(reader.ids()[0]), tags=[TAG], note=f"note {EVIL}")
         writer.status("failed", EVIL)
     text = store.run(EVIL).to_html(tmp_path / "run.html").read_text(encoding="utf-8")
     parsed = Page(text)
@@ -184,6 +191,8 @@ def test_every_text_is_escaped(store, tmp_path):
     assert parsed.stray == []
     assert parsed.text.count("<script>alert(1)</script>") > 10
     assert "\0" not in text
+    assert f"tags: {TAG}" in parsed.text
+    assert "note </pre><script>" in parsed.text
 
 
 def test_what_is_left_out_is_stated(store, tmp_path, monkeypatch):

@@ -66,8 +66,8 @@ def test_what_was_hashed_once_is_not_unpacked_again(store, reader, monkeypatch):
     with closing(sqlite3.connect(store.path)) as connection:
         connection.execute("DELETE FROM prompts")
         connection.commit()
-    unpacked, own = [], prompts.unpack_group
-    monkeypatch.setattr(prompts, "unpack_group", lambda data: unpacked.append(1) or own(data))
+    unpacked, own = [], prompts.unpack
+    monkeypatch.setattr(prompts, "unpack", lambda data: unpacked.append(1) or own(data))
     first = reader.same_prompt(1)
     assert 0 < len(unpacked) <= 20
     unpacked.clear()
@@ -76,7 +76,7 @@ def test_what_was_hashed_once_is_not_unpacked_again(store, reader, monkeypatch):
 
 
 def test_nothing_is_unpacked_where_all_was_hashed(reader, monkeypatch):
-    monkeypatch.setattr(prompts, "unpack_group", lambda _: pytest.fail("unpacked"))
+    monkeypatch.setattr(prompts, "unpack", lambda _: pytest.fail("unpacked"))
     assert len(reader.same_prompt(1)) == 8
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xorl_lab.errors import StoreError
-from xorl_lab.store.tokens import unpack_group
+from xorl_lab.store.arrays import unpack
 
 _LIVE = "FROM attempts a CROSS JOIN rollouts r ON r.attempt = a.id AND r.step <= a.upto"
 
@@ -81,7 +81,7 @@ class Prompts:
             (data,) = connection.execute(
                 "SELECT arrays FROM groups WHERE id = ?", (group,)
             ).fetchone()
-            self._found[group] = _hash(unpack_group(data)[0])
+            self._found[group] = _hash(unpack(data)["prompt"])
         return self._found[group]
 
 

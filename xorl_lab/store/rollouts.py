@@ -162,9 +162,17 @@ def matching(connection: sqlite3.Connection, question: Question) -> NDArray[np.i
     direction = "DESC" if question.descending else "ASC"
     tail = f" ORDER BY {key} {direction} NULLS LAST, r.id LIMIT ? OFFSET ?"
     limit = -1 if question.limit is None else question.limit
-    statement, values = sql.select("r.id", tail, [limit, question.offset])
-    rows = connection.execute(statement, values)
-    return np.fromiter((row[0] for row in rows), np.int64)
+    statement, values = sql.select("r.id AS id", tail, [limit, question.offset])
+    (digits,) = connection.execute(f"SELECT group_concat(id) FROM ({statement})", values).fetchone()
+    return whole_numbers(digits)
+
+
+def whole_numbers(digits: str | None) -> NDArray[np.int64]:
+    """(n,) whole numbers of a list that ``group_concat`` made; None where there were no rows.
+
+    A list comes in half the time of as many rows.
+    """
+    return np.fromstring(digits, np.int64, sep=",") if digits else np.zeros(0, np.int64)
 
 
 def count(connection: sqlite3.Connection, question: Question) -> int:

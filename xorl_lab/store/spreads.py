@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xorl_lab.errors import StoreError
-from xorl_lab.store.rollouts import Condition, Question, matching, parsed
+from xorl_lab.store.rollouts import Condition, Question, matching, parsed, whole_numbers
 from xorl_lab.store.tables import cut_text, text_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,10 @@ def group_table(
     if rest:
         asked = replace(question, where=rest, order_by="id", descending=False)
         matched = np.isin(rows[:, 1], matching(connection, asked), assume_unique=True)
-    columns, starts = _columns(rows, rewards, matched)
+    own, starts = _columns(rows, rewards, matched)
+    places = _places(connection, question.run)
+    places = places[np.searchsorted(places[:, 0], rows[starts, 0])]
+    columns = {"step": places[:, 1], "group": places[:, 2], **own}
     kept = columns["matches"] > 0
     for condition in conditions:
         if condition[0] in OWN:
@@ -63,28 +66,42 @@ def group_table(
     chosen = np.flatnonzero(kept)
     key = columns[question.order_by][chosen].astype(np.float64)
     at = chosen[np.argsort(-key if question.descending else key, kind="stable")]
-    groups = rows[starts[at], 0].tolist() if len(at) else []
-    members = np.split(rows[:, 1], starts[1:])
+    groups: list[int] = rows[starts[at], 0].tolist()
+    ids, ends = rows[:, 1].tolist(), (starts + columns["n"]).tolist()
+    members = [ids[starts[i] : ends[i]] for i in at.tolist()]
     index = pd.Index(groups, name="id", dtype="int64")
     table: dict[str, Any] = {name: values[at] for name, values in columns.items()}
     table["prompt"] = pd.Series(_prompts(connection, groups, chars), index, "object")
-    table["ids"] = pd.Series([members[i].tolist() for i in at], index, "object")
+    table["ids"] = pd.Series(members, index, "object")
     return pd.DataFrame(table, index)
 
 
 def _rows(
     connection: sqlite3.Connection, run: str
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Per rollout: (n, 6) group, id, step, position, length, scored; and (n,) rewards or NaN."""
-    found = connection.execute(
-        "SELECT r.group_id, r.id, r.step, r.position, r.length, r.scored, r.reward "
-        "FROM attempts a CROSS JOIN rollouts r ON r.attempt = a.id AND r.step <= a.upto "
-        "WHERE a.run = ? ORDER BY r.id",
-        (run,),
+    """Per rollout: (n, 4) group, id, length, scored; and (n,) rewards or NaN."""
+    source = "FROM attempts a CROSS JOIN rollouts r ON r.attempt = a.id AND r.step <= a.upto"
+    rows = _whole(connection, ("r.group_id", "r.id", "r.length", "r.scored"), source, run)
+    found = connection.execute(  # an order in which they lie in the file, and also that of ids
+        f"SELECT r.reward {source} WHERE a.run = ? ORDER BY a.number, r.step, r.id", (run,)
     ).fetchall()
-    columns = list(zip(*found, strict=True)) or [()] * 7
-    whole = np.array(columns[:6], np.int64).reshape(6, -1).T
-    return whole, np.array(columns[6], np.float64)
+    rewards = np.array([reward for (reward,) in found], np.float64)
+    return rows[np.argsort(rows[:, 1])], rewards
+
+
+def _places(connection: sqlite3.Connection, run: str) -> NDArray[np.int64]:
+    """Per group: (g, 3) id, step, position; in the order of ids."""
+    source = "FROM attempts a CROSS JOIN groups g ON g.attempt = a.id AND g.step <= a.upto"
+    places = _whole(connection, ("g.id", "g.step", "g.position"), source, run)
+    return places[np.argsort(places[:, 0])]
+
+
+def _whole(
+    connection: sqlite3.Connection, names: Sequence[str], source: str, run: str
+) -> NDArray[np.int64]:
+    lists = ", ".join(f"group_concat({name})" for name in names)
+    (row,) = connection.execute(f"SELECT {lists} {source} WHERE a.run = ?", (run,)).fetchall()
+    return np.column_stack([whole_numbers(digits) for digits in row])
 
 
 def _columns(
@@ -94,8 +111,8 @@ def _columns(
     starts = np.flatnonzero(np.diff(rows[:, 0], prepend=-1))
     n = np.diff(starts, append=len(rows))
     if not len(starts):
-        empty = dict.fromkeys(("step", "group", "n", "matches", "failed"), np.zeros(0, np.int64))
-        return {**dict.fromkeys(ORDERS, np.zeros(0)), **empty}, starts
+        empty = dict.fromkeys(("n", "matches", "failed"), np.zeros(0, np.int64))
+        return {**dict.fromkeys((*OWN, "failed"), np.zeros(0)), **empty}, starts
     there = ~np.isnan(rewards)
     known = np.add.reduceat(there, starts, dtype=np.int64)
     least = np.minimum.reduceat(np.where(there, rewards, np.inf), starts)
@@ -108,8 +125,6 @@ def _columns(
     for values in (least, most, spread):
         values[known == 0] = np.nan
     columns = {
-        "step": rows[starts, 2],
-        "group": rows[starts, 3],
         "n": n,
         "matches": np.add.reduceat(matched, starts, dtype=np.int64),
         "reward:mean": mean,
@@ -117,8 +132,8 @@ def _columns(
         "reward:min": least,
         "reward:max": most,
         "spread": spread,
-        "failed": n - np.add.reduceat(rows[:, 5], starts),
-        "length:mean": np.add.reduceat(rows[:, 4], starts) / n,
+        "failed": n - np.add.reduceat(rows[:, 3], starts),
+        "length:mean": np.add.reduceat(rows[:, 2], starts) / n,
     }
     return columns, starts
 

@@ -36,7 +36,7 @@ def table(
     chosen = json.dumps(ids)
     columns = {**SCALARS, **{n: cut_text(sql, chars) for n, sql in TEXTS.items()}, "tags": TAGS}
     rows = connection.execute(
-        f"SELECT {', '.join(columns.values())} FROM json_each(?) j JOIN rollouts r ON r.id = "
+        f"SELECT {', '.join(columns.values())} FROM json_each(?) j CROSS JOIN rollouts r ON r.id = "
         "j.value JOIN attempts a ON a.id = r.attempt AND a.run = ? JOIN groups g ON g.id = "
         "r.group_id JOIN texts t ON t.rollout = r.id LEFT JOIN notes n ON n.rollout = r.id "
         "ORDER BY j.key",
@@ -98,7 +98,7 @@ def groups_of(connection: sqlite3.Connection, run: str, ids: Sequence[int]) -> d
         StoreError: the run has no such rollout.
     """
     rows = connection.execute(
-        "SELECT r.id, r.group_id FROM json_each(?) j JOIN rollouts r ON r.id = j.value "
+        "SELECT r.id, r.group_id FROM json_each(?) j CROSS JOIN rollouts r ON r.id = j.value "
         "JOIN attempts a ON a.id = r.attempt WHERE a.run = ?",
         (json.dumps(ids), run),
     )
