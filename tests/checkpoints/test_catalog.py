@@ -138,18 +138,28 @@ def test_the_disk_in_use_while_checkpoints_come_and_go(tmp_path):
 
 
 def test_a_file_that_vanishes_between_list_and_look_is_not_counted(tmp_path, monkeypatch):
-    make(tmp_path, "a", size=1000)
-    lstat = os.lstat
-
-    def vanish(path, **arguments):
-        if str(path).endswith("a.bin"):
-            raise FileNotFoundError(path)
-        return lstat(path, **arguments)
-
+    address = make(tmp_path, "a", size=1000)
     whole = catalog.disk_use(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "lstat", vanish)
-        assert catalog.disk_use(tmp_path) == whole - 1000
+    scandir = os.scandir
+
+    class Late:
+        """The folder's entries, of which one is gone when it is looked at."""
+
+        def __init__(self, path):
+            self.entries = list(scandir(path))
+
+        def __enter__(self):
+            for entry in self.entries:
+                if entry.name == "a.bin":
+                    os.unlink(entry.path)
+            return self.entries
+
+        def __exit__(self, *_):
+            return False
+
+    monkeypatch.setattr(os, "scandir", Late)
+    assert catalog.disk_use(tmp_path) == whole - 1000
+    assert not (address.folder(tmp_path) / "a.bin").exists()
 
 
 def test_a_thousand_are_listed_quickly(tmp_path):

@@ -141,13 +141,16 @@ def sweep(root: Path, now: float | None = None) -> list[str]:
     return gone
 
 
-def disk_use(root: Path) -> int:
+def disk_use(root: Path | os.DirEntry[str]) -> int:
     """Bytes of all checkpoints; of those that are deleted meanwhile, what was there to be seen."""
     total = 0
-    for folder, _, files in os.walk(root):
-        for name in files:
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(root) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                total += disk_use(entry)
+                continue
             with suppress(FileNotFoundError):
-                total += os.lstat(os.path.join(folder, name)).st_size
+                total += entry.stat(follow_symlinks=False).st_size
     return total
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from xorl_lab.checkpoints import catalog
 from xorl_lab.errors import CheckpointError, ConfigError
-from xorl_lab.lab.holding import by_run, in_use, statuses_of
+from xorl_lab.lab.holding import by_run, in_use, look
 from xorl_lab.lab.memory import amount
 from xorl_lab.lab.weights import Saved, Weights, by_step
 
@@ -89,8 +89,8 @@ class Budget:
 
     def _expendable(self) -> list[Saved]:
         """What may go, the oldest first."""
-        everything = self.weights.everything()
-        held = in_use(statuses_of(self.weights.store), everything)
+        runs, everything = look(self.weights)
+        held = in_use(runs, everything)
         steps = [by_step(mine) for mine in by_run(everything).values()]
         last = {own[max(own)].entry.path for own in steps if own}
         return [

@@ -9,7 +9,7 @@ from xorl_lab.checkpoints import catalog
 from xorl_lab.errors import CheckpointError, ConfigError
 from xorl_lab.lab import compare, exports
 from xorl_lab.lab.bench import Bench
-from xorl_lab.lab.holding import in_use, statuses_of
+from xorl_lab.lab.holding import in_use, look
 from xorl_lab.lab.resample import TOP
 from xorl_lab.lab.tree import tree
 from xorl_lab.lab.weights import BASE, Saved
@@ -163,7 +163,7 @@ class Desk:
             StoreError, CheckpointError: there is no such checkpoint.
         """
         saved = self._one(checkpoint)
-        held = in_use(statuses_of(self._weights.store), self._weights.everything())
+        held = in_use(*look(self._weights))
         if why := held.get(saved.entry.path):
             raise ConfigError(f"{checkpoint} cannot be deleted now: {why}")
         rest = self._weights.service.create_rest_client(saved.address.model_id)

@@ -1,34 +1,56 @@
 """Which checkpoints are in use, so that deleting them would take something from a run."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from xorl_lab.lab.weights import Saved, by_step
-from xorl_lab.store import RunInfo, RunStatus, Store
+from xorl_lab.lab.weights import Saved, Weights, by_step
+from xorl_lab.store import Event, Reader, RunInfo, RunStatus
 from xorl_lab.store.records import ACTIVE
 
 
-def statuses_of(store: Store) -> dict[str, tuple[RunInfo, RunStatus]]:
-    """All runs by name, with how they stand, the newest first."""
-    return {info.name: (info, store.run(info.id).status()) for info in store.runs()}
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A run, read once."""
+
+    reader: Reader
+    """Of its record."""
+    status: RunStatus
+    """How it stands."""
+    events: list[Event]
+    """Its checkpoints, and with which settings it went on."""
+
+    @property
+    def info(self) -> RunInfo:
+        """What it was begun with."""
+        return self.reader.info
 
 
-def in_use(
-    runs: Mapping[str, tuple[RunInfo, RunStatus]], everything: Sequence[Saved]
-) -> dict[str, str]:
+def look(weights: Weights) -> tuple[dict[str, Known], list[Saved]]:
+    """All runs by name, the newest first, and all checkpoints, the oldest first."""
+    store = weights.store
+    runs: dict[str, Known] = {}
+    for info in store.runs():
+        reader = Reader(store.path, info)
+        events = reader.events(kinds=("checkpoint", "start", "knob"))
+        runs[info.name] = Known(reader, reader.status(), events)
+    return runs, weights.everything({name: known.events for name, known in runs.items()})
+
+
+def in_use(runs: Mapping[str, Known], everything: Sequence[Saved]) -> dict[str, str]:
     """Checkpoints that cannot be deleted now.
 
     Args:
-        runs: all runs by name; see :func:`statuses_of`.
+        runs: all runs by name.
         everything: all checkpoints.
 
     Returns:
         By path the reason, in words.
     """
     of_run = by_run(everything)
-    names = {info.id: name for name, (info, _) in runs.items()}
+    names = {known.info.id: name for name, known in runs.items()}
     held: dict[str, str] = {}
-    for info, status in runs.values():
-        held |= _by_run(info, status, of_run, names)
+    for known in runs.values():
+        held |= _by_run(known.info, known.status, of_run, names)
     return held
 
 

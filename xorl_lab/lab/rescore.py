@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from xorl_lab.errors import StoreError
 from xorl_lab.lab.console import Counting
 from xorl_lab.lab.rescored import Rescored, Scored
 from xorl_lab.recipes.grpo import ADVANTAGES
 from xorl_lab.recipes.prompts import Prompt, columns, encode_prompts
 from xorl_lab.recipes.rewards import RewardFunction, Scorer
-from xorl_lab.store import Condition, Reader
+from xorl_lab.store import Condition, Reader, StoredRollout
 from xorl_lab.store.rows import to_json
 from xorl_lab.types import Rollout, SampledSequence
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
@@ -114,32 +113,31 @@ class _Prompts:
 
 def _recorded(reader: Reader, where: Sequence[Condition], prompts: _Prompts) -> Iterator[Recorded]:
     """The groups that have a chosen rollout, in order."""
-    chosen = reader.rollouts(where=where)[["step", "group", "sample"]]
-    places = sorted(zip(*(chosen[name].tolist() for name in chosen), chosen.index.tolist(),
-                        strict=True))  # fmt: skip
-    for step, of_step in groupby(places, key=lambda place: place[0]):
-        groups = reader.groups(step)
-        for position, of_group in groupby(of_step, key=lambda place: place[1]):
-            group = groups[position]
-            given, row = prompts.find(group.prompt, group.row)
-            kept = [_slim(rollout) for rollout in group.rollouts]
-            ids = {sample: number for _, _, sample, number in of_group}
-            yield Recorded(step, position, group.prompt, given, row, kept, ids)
+    chosen = set(reader.ids(where=where).tolist())
+    table = reader.group_table(where=where, chars=0)
+    places = sorted(zip(*(table[name].tolist() for name in ("step", "group", "ids")), strict=True))
+    stored = reader.stored([number for _, _, ids in places for number in ids])
+    for (step, position), found in groupby(stored, key=lambda r: (r.step, r.group)):
+        group = list(found)
+        given, row = prompts.find(group[0].prompt, group[0].row)
+        ids = {r.sample: r.id for r in group if r.id in chosen}
+        kept = [_slim(rollout) for rollout in group]
+        yield Recorded(step, position, group[0].prompt, given, row, kept, ids)
 
 
-def _slim(rollout: Rollout) -> Kept:
+def _slim(stored: StoredRollout) -> Kept:
     bare = Rollout(
         [],
         [],
-        rollout.text,
-        rollout.stop_reason,
-        rollout.version,
-        rollout.reward,
-        rollout.reward_parts,
-        rollout.advantage,
-        rollout.error,
+        stored.text,
+        stored.stop_reason,
+        stored.version,
+        stored.reward,
+        stored.reward_parts,
+        stored.advantage,
+        stored.error,
     )
-    return Kept(np.array(rollout.tokens, np.int32), bare)
+    return Kept(stored.tokens.copy(), bare)  # the array is a part of its whole group's
 
 
 def _scored(

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xorl_lab.checkpoints import catalog
-from xorl_lab.lab.holding import by_run, in_use, statuses_of
+from xorl_lab.lab.holding import Known, by_run, in_use, look
 from xorl_lab.lab.origin import settings_behind
 from xorl_lab.lab.weights import Saved, Weights
-from xorl_lab.store import Event, Reader, RunInfo
+from xorl_lab.store import RunInfo
 
 
 def tree(weights: Weights, budget: int | None) -> dict[str, Any]:
@@ -18,24 +18,22 @@ def tree(weights: Weights, budget: int | None) -> dict[str, Any]:
         weights: the checkpoints.
         budget: bytes that they may take; None = any.
     """
-    store, root = weights.store, weights.service.root
-    everything = weights.everything()
-    runs = statuses_of(store)
+    root = weights.service.root
+    runs, everything = look(weights)
     held = in_use(runs, everything)
-    infos = {name: info for name, (info, _) in runs.items()}
+    infos = {name: known.info for name, known in runs.items()}
     of_run = by_run(everything)
     parents = {name: _parent(info, infos, of_run) for name, info in infos.items()}
     found: list[dict[str, Any]] = []
     for name, mine in of_run.items():
-        reader = store.run(infos[name].id) if name in infos else None
-        found += _of_run(mine, reader, parents.get(name), held)
+        found += _of_run(mine, runs.get(name), parents.get(name), held)
     there = {facts["name"] for facts in found}
     for facts in found:
         if facts["parent"] not in there:
             facts["parent"] = None
     return {
         "checkpoints": sorted(found, key=lambda facts: (facts["created"], facts["name"])),
-        "runs": [_run(info, status.state, parents[name]) for name, (info, status) in runs.items()],
+        "runs": [_run(known, parents[name]) for name, known in runs.items()],
         "disk": {"used": 0 if root is None else catalog.disk_use(root), "budget": budget},
     }
 
@@ -56,22 +54,20 @@ def _parent(
 
 
 def _of_run(
-    mine: Sequence[Saved], reader: Reader | None, parent: str | None, held: Mapping[str, str]
+    mine: Sequence[Saved], known: Known | None, parent: str | None, held: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """The checkpoints of one run, each behind the one before it."""
-    events: list[Event] = []
     rows: dict[int, int] = {}
     columns: Mapping[str, Sequence[float]] = {}
-    if reader is not None:
-        events = reader.events(kinds=("start", "knob"))
-        scalars = reader.scalars()
+    if known is not None:
+        scalars = known.reader.scalars()
         rows = {step: i for i, step in enumerate(scalars.steps.tolist())}
         columns = {name: values.tolist() for name, values in scalars.columns.items()}
     found: list[dict[str, Any]] = []
     before = parent
     # Those of the run's own steps in their order; what the caller named hangs on what was there.
     for saved in sorted(mine, key=lambda s: (math.inf if s.step is None else s.step, s.entry.time)):
-        settings = _settings(saved, reader, events)
+        settings = _settings(saved, known)
         row = rows.get(saved.step or 0)
         metrics = saved.state.get("metrics", {}) if row is None else {
             name: values[row] for name, values in columns.items()
@@ -106,19 +102,20 @@ def _facts(
     }
 
 
-def _settings(saved: Saved, reader: Reader | None, events: Sequence[Event]) -> dict[str, Any]:
+def _settings(saved: Saved, known: Known | None) -> dict[str, Any]:
     """Of the recipe, as they stood then, and of the adapter."""
     adapter = {k: v for k, v in (saved.state.get("lora") or {}).items() if v is not None}
-    if reader is None:
+    if known is None:
         return adapter
-    return {**settings_behind(reader.info, events, saved.step), **adapter}
+    return {**settings_behind(known.info, known.events, saved.step), **adapter}
 
 
-def _run(info: RunInfo, state: str, parent: str | None) -> dict[str, Any]:
+def _run(known: Known, parent: str | None) -> dict[str, Any]:
+    info = known.info
     return {
         "name": info.name,
         "kind": info.kind,
-        "state": state,
+        "state": known.status.state,
         "parent": parent,
         "model": info.model,
     }

@@ -11,7 +11,7 @@ from xorl_lab.errors import CheckpointError, ConfigError
 from xorl_lab.lab import active
 from xorl_lab.lab.autosave import step_of
 from xorl_lab.recipes.settings import suggest
-from xorl_lab.store import Reader, RunInfo, Store
+from xorl_lab.store import Event, Reader, RunInfo, Store
 from xorl_lab.types.checkpoints import Checkpoint
 
 if TYPE_CHECKING:
@@ -91,13 +91,21 @@ class Weights:
             if entry.path in told or entry.path in untold
         ]
 
-    def everything(self) -> list[Saved]:
-        """All checkpoints, oldest first, those that no run made too."""
+    def everything(self, events: Mapping[str, Sequence[Event]] | None = None) -> list[Saved]:
+        """All checkpoints, oldest first, those that no run made too.
+
+        Args:
+            events: by name of the run, where they were read already.
+        """
         infos = self._store.runs()
         root = self._service.root
         if root is None:
             return [saved for info in reversed(infos) for saved in self.of(info)]
-        told = {info.name: self._told(info) for info in reversed(infos)}
+        known = events or {}
+        told = {
+            info.name: _paths(known[info.name]) if info.name in known else self._told(info)
+            for info in reversed(infos)
+        }
         owners = {path: run for run, paths in told.items() for path in paths}
         found: list[Saved] = []
         for address, state in catalog.states(root):
@@ -231,8 +239,7 @@ class Weights:
 
     def _told(self, info: RunInfo) -> dict[str, int | None]:
         """What the run reported: paths, each with its step."""
-        events = self._store.run(info.id).checkpoints()
-        return {str(e.data["path"]): e.step for e in events if "path" in e.data}
+        return _paths(self._store.run(info.id).checkpoints())
 
     def _listed(self, model_id: str) -> list[tuple[Address, Checkpoint, Mapping[str, Any]]]:
         if not MODEL_ID.fullmatch(model_id):  # of a run that was imported, which has none
@@ -248,6 +255,12 @@ class Weights:
 def by_step(found: Sequence[Saved]) -> dict[int, Saved]:
     """Of some checkpoints those from which training can go on, by step."""
     return {s.step: s for s in found if s.resumable and s.step is not None}
+
+
+def _paths(events: Sequence[Event]) -> dict[str, int | None]:
+    """Paths of the checkpoints in what a run recorded, each with its step."""
+    told = (event for event in events if event.kind == "checkpoint")
+    return {str(event.data["path"]): event.step for event in told if "path" in event.data}
 
 
 def _saved(
