@@ -51,6 +51,7 @@ def test_fallback_has_a_picture_and_a_table(run):
     assert io.BytesIO(base64.b64decode(data)).read(8) == b"\x89PNG\r\n\x1a\n"
     assert "<b>addition</b>: finished, step 200 of 200" in html
     assert "<td>Gradient norm</td>" in html
+    assert "<td>of the process</td>" in html
     assert len(html) < 200_000
     assert not re.search(r"<script|<style|<svg|https?:", html)
 

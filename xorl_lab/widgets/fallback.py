@@ -13,7 +13,7 @@ from xorl_lab.widgets.picture import png
 if TYPE_CHECKING:
     from xorl_lab.store import Reader
 
-_MOST_PANELS = 12
+_MOST_PANELS = 15
 _WORDS = {
     "running": "running",
     "paused": "paused",

@@ -17,6 +17,7 @@ _POINTS = 1000
 """Rows of a long run, thinned without losing an extreme; a chart is narrower than that."""
 _LABEL = 28
 """Characters of a label; the table beneath has all of it."""
+_SIZES = ((1e9, "G"), (1e6, "M"))
 _WIDE, _HIGH = 3.6, 2.1
 """Inches of one chart."""
 
@@ -72,6 +73,16 @@ def writing() -> Callable[[str], str]:
     return written
 
 
+def tick(value: float) -> str:
+    """A number at an axis, in few characters.
+
+    >>> [tick(v) for v in (2.15e9, -4e6, 1250.0, 3e-5, 0.25)]
+    ['2.15G', '-4M', '1250', '3e-05', '0.25']
+    """
+    size, unit = next(((s, u) for s, u in _SIZES if abs(value) >= s), (1.0, ""))
+    return f"{value / size:.4g}{unit}"
+
+
 def _draw(
     axes: Any,  # noqa: ANN401 (matplotlib has no types)
     table: Table,
@@ -84,6 +95,8 @@ def _draw(
     axes.patch.set_alpha(0)
     axes.grid(visible=True, color=GREY, alpha=0.25, linewidth=0.5)
     axes.tick_params(colors=GREY, labelsize=7, length=2)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.set_major_formatter(lambda value, _: tick(value))
     for name, spine in axes.spines.items():
         spine.set_visible(name in ("left", "bottom"))
         spine.set_color(GREY)
@@ -98,10 +111,11 @@ def _draw(
             below = top
         else:
             drawn.append(_line(axes, table, line, look))
-    if below.any():
-        axes.set_ylim(bottom=0)
+    style = {"fontsize": 6.5, "frameon": False, "labelcolor": GREY, "handlelength": 2.2}
+    if below.any():  # the legend lies above what is filled
+        axes.set_ylim(0, 1.5 * below.max())
+        style["loc"] = "upper left"
     if len(panel.lines) > 1:
-        style = {"fontsize": 6.5, "frameon": False, "labelcolor": GREY, "handlelength": 2.2}
         # Labels are set afterwards: one that begins with an underscore would be left out.
         legend = axes.legend(drawn, [" "] * len(drawn), ncols=2, **style)
         for text, line in zip(legend.get_texts(), panel.lines, strict=True):
