@@ -106,10 +106,19 @@ def load_version(base: PreTrainedModel, folder: Path, state: Mapping[str, Any]) 
                 parameter.copy_(tensors[name])
         return WeightsVersion(model_id, number, full=model)
     expected = adapters.parameters(adapters.inject(base, spec, torch.Generator()))
+    placed = load_adapter(folder, expected)
+    return WeightsVersion(model_id, number, placed, spec.alpha / spec.rank)
+
+
+def load_adapter(folder: Path, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A checkpoint's adapter, on the device of the tensors that it is to fit.
+
+    Raises:
+        CheckpointError: ``checkpoint.tensor_mismatch``.
+    """
     tensors = load_file(folder / ADAPTER_FILE)
     _compare(expected, tensors, folder.name)
-    placed = {name: t.to(base.device) for name, t in tensors.items()}
-    return WeightsVersion(model_id, number, placed, spec.alpha / spec.rank)
+    return {name: t.to(expected[name].device) for name, t in tensors.items()}
 
 
 def weight_writers(trained: Trained) -> dict[str, Writer]:

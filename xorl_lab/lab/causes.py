@@ -25,7 +25,7 @@ TEMPLATE, POSITION, SHAPE = "template mismatch", "position mismatch", "batch sha
 DTYPE, DROPOUT = "dtype", "dropout"
 CAUSES = (TEMPERATURE, TOP_P, TOP_K, STALE, ADAPTER, TEMPLATE, POSITION, SHAPE, DTYPE, DROPOUT)
 """In the order in which they are tried."""
-SHIFTS = (1, 2, 3, 4, -1, -2, -3, -4, 8)
+SHIFTS = (1, 2, 3, 4, 8, -1, -2)
 """By how much position ids are moved."""
 Run = Callable[[Cases], Values]
 
@@ -61,7 +61,7 @@ def fitted(evaluator: Evaluator, cases: Cases, sides: Sequence[str]) -> list[Tri
         p, k = truncation.best_p(recorded), truncation.best_k(recorded)
         if p is not None:
             run = _truncated(evaluator, lambda t, p=p: t.of_p(p))
-            found.append(Trial(TOP_P, f"{p:.4g}", run, (side,)))
+            found.append(Trial(TOP_P, _share(p, *truncation.range_p(p)), run, (side,)))
         if k is not None:
             run = _truncated(evaluator, lambda t, k=k: t.of_k(k))
             found.append(Trial(TOP_K, str(k), run, (side,)))
@@ -144,7 +144,7 @@ def moved(evaluator: Evaluator) -> list[Trial]:
 
     return [
         *(Trial(POSITION, f"completion moved by {k:+d}", run_of(0, k)) for k in SHIFTS),
-        *(Trial(POSITION, f"all moved by {k:+d}", run_of(k, k)) for k in SHIFTS[:2]),
+        *(Trial(POSITION, f"all moved by {k:+d}", run_of(k, k)) for k in SHIFTS[:1]),
         Trial(POSITION, "completion moved by the padding of its prompt", counted),
     ]
 
@@ -202,6 +202,11 @@ def _pads(evaluator: Evaluator, cases: Cases, *, whole: bool = False) -> list[in
     if whole:
         return [step.longest - len(c.whole.prompt) - len(c.whole.completion) for c in cases]
     return [step.longest_prompt - len(c.passage.prompt) for c in cases]
+
+
+def _share(p: float, low: float, high: float) -> str:
+    """A share, or the shares that cannot be told apart."""
+    return f"{p:.4g}" if high - low < 0.01 else f"{low:.2f} to {high:.2f}"
 
 
 def _apart(steps: int) -> str:

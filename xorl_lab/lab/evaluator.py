@@ -19,7 +19,7 @@ from xorl_lab.lab.shelf import Reference, Shelf, Subject, adapted
 
 WHOLE = 640
 """Tokens up to which a step is evaluated as a whole."""
-LOGITS = 128
+LOGITS = 96
 """Tokens whose whole distributions are held at a time."""
 Cases = Sequence[Case]
 How = Callable[[Subject, Tick], Values]
@@ -221,7 +221,7 @@ class Evaluator:
         if reference.mark not in self._held:
             kept = {k: s for k, s in self._held.items() if k == self.reference.mark}
             self._held = kept | {reference.mark: self._shelf.load(self.engine, reference)}
-        return self._held[reference.mark]
+        return self._held[reference.mark].place()
 
     def _require_room(self, lengths: Iterable[int]) -> None:
         longest = max(lengths)

@@ -1,6 +1,6 @@
 """The temperature, or the truncation, that turns evaluated logprobs into recorded ones."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -10,8 +10,9 @@ from xorl_lab.lab.reevaluate import Values
 
 LOWEST, HIGHEST = 0.01, 10.0
 """Temperatures that are looked at."""
-ROUNDS, POINTS = 7, 16
-"""The range is narrowed so often, each time to the neighbours of the best of so many points."""
+POINTS, STEPS = 16, 26
+"""So many are tried at first; the best one's neighbours are then narrowed down in so many steps."""
+GOLDEN = (5**0.5 - 1) / 2
 _PLAIN = (*(i / 10 for i in range(1, 10)), *(i / 20 for i in range(1, 20)), 0.99, 0.995, 0.999,
           *(i / 100 for i in range(1, 100)))  # fmt: skip
 """Shares that people choose for top-p, the rounder the earlier: preferred where they fit alike."""
@@ -47,13 +48,9 @@ def temperature(logits: torch.Tensor, targets: Sequence[int], recorded: Values) 
     def apart(value: float) -> float:
         return float(np.abs(logprobs_at(chosen, wanted, value) - recorded[known]).mean())
 
-    low, high = LOWEST, HIGHEST
-    best = 1.0
-    for _ in range(ROUNDS):
-        grid = np.geomspace(low, high, POINTS)
-        index = int(np.argmin([apart(float(t)) for t in grid]))
-        best = float(grid[index])
-        low, high = float(grid[max(index - 1, 0)]), float(grid[min(index + 1, POINTS - 1)])
+    grid = np.geomspace(LOWEST, HIGHEST, POINTS).tolist()
+    index = int(np.argmin([apart(t) for t in grid]))
+    best = _least(apart, grid[max(index - 1, 0)], grid[min(index + 1, POINTS - 1)])
     plain = round(best, 2)
     return plain if plain > 0 and apart(plain) <= 1.05 * apart(best) + 1e-5 else best
 
@@ -76,8 +73,16 @@ class Truncation:
 
     def of_p(self, p: float) -> Values:
         """(N,) nats where the fewest tokens that hold ``p`` were kept."""
-        index = np.minimum((self._sums < p - _ROUNDING).sum(-1), self._sums.shape[1] - 1)
+        found = np.asarray([row.searchsorted(p - _ROUNDING) for row in self._sums])
+        index = np.minimum(found, self._sums.shape[1] - 1)
         return self.plain - np.log(self._kept(index))
+
+    def range_p(self, p: float) -> tuple[float, float]:
+        """The shares that keep the very same tokens as ``p`` does."""
+        index = np.asarray([row.searchsorted(p - _ROUNDING) for row in self._sums])
+        index = np.minimum(index, self._sums.shape[1] - 1)
+        below = np.where(index > 0, self._sums[np.arange(len(index)), index - 1], 0.0)
+        return float(below.max()), min(float(self._kept(index).min()), 1.0)
 
     def of_k(self, k: int) -> Values:
         """(N,) nats where the ``k`` most likely tokens were kept."""
@@ -119,6 +124,23 @@ class Truncation:
 
     def _kept(self, index: NDArray[np.int64]) -> Values:
         return np.minimum(np.take_along_axis(self._sums, index[:, None], 1)[:, 0], 1.0)
+
+
+def _least(of: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function with one valley is least, by golden section of the logarithm."""
+    span = high / low
+    left, right = low * span ** (1 - GOLDEN), low * span**GOLDEN
+    at_left, at_right = of(left), of(right)
+    for _ in range(STEPS):
+        if at_left < at_right:
+            high, right, at_right = right, left, at_left
+            left = low * (high / low) ** (1 - GOLDEN)
+            at_left = of(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low * (high / low) ** GOLDEN
+            at_right = of(right)
+    return left if at_left < at_right else right
 
 
 def _apart(values: Values, recorded: Values) -> float:

@@ -51,6 +51,12 @@ class Subject:
     spec: LoraRunSpec | None = None
     """Shape of the adapter, if there is one."""
 
+    def place(self) -> "Subject":
+        """Put the adapter into its module tree.  Worker thread only."""
+        if self.version.adapter is not None:
+            fill(self.model, self.version.adapter)
+        return self
+
 
 class Shelf:
     """The weights that are at hand for one run.
@@ -67,6 +73,7 @@ class Shelf:
         self._store = store
         self._weights = weights
         self._info = info
+        self._trees: dict[LoraRunSpec, PreTrainedModel] = {}
 
     def behind(self) -> dict[int, Reference]:
         """By step, the weights behind it, which drew the rollouts of the next one."""
@@ -102,6 +109,9 @@ class Shelf:
     def load(self, engine: Engine, reference: Reference) -> Subject:
         """Bring weights into memory.  Worker thread only.
 
+        Adapters of one shape share a module tree: only the last one that was loaded or put in place
+        by :meth:`Subject.place` is there.
+
         Raises:
             CheckpointError: the checkpoint is gone, damaged, or does not fit.
         """
@@ -110,11 +120,20 @@ class Shelf:
         folder = Address.parse(reference.path).folder(self._root)
         state = checkpoints.read(folder)
         spec = saving.lora_spec(state)
-        version = saving.load_version(engine.base, folder, state)
         if spec is None:
+            version = saving.load_version(engine.base, folder, state)
             assert version.full is not None
             return Subject(version.full.requires_grad_(False), version)
-        return Subject(adapted(engine.base, version, spec, torch.Generator()), version, spec)
+        shape = replace(spec, dropout=0.0, seed=0)
+        if shape not in self._trees:
+            tree = adapters.inject(engine.base, shape, torch.Generator())
+            self._trees[shape] = tree.requires_grad_(False)
+        tree = self._trees[shape]
+        tensors = saving.load_adapter(folder, adapters.parameters(tree))
+        version = WeightsVersion(
+            str(state["model_id"]), int(state["version"]), tensors, spec.alpha / spec.rank
+        )
+        return Subject(tree, version, spec)
 
     def _inherited(self) -> dict[int, Reference]:
         """What a branch has of the run that it was branched from."""
@@ -155,12 +174,16 @@ def adapted(
         generator: of the dropout, which draws only where it is switched on.
         dropout: share of the adapter's inputs that it zeroes.
     """
-    tensors = version.adapter or {}
     model = adapters.inject(base, replace(spec, dropout=dropout, seed=0), generator)
+    fill(model, version.adapter or {})
+    return model.requires_grad_(False)
+
+
+def fill(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copy an adapter's weights into a module tree."""
     with torch.no_grad():
         for name, parameter in adapters.parameters(model).items():
             parameter.copy_(tensors[name])
-    return model.requires_grad_(False)
 
 
 def _mark(state: Mapping[str, Any]) -> str:
