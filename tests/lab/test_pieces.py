@@ -143,7 +143,7 @@ def test_of_a_real_model(smol):
 def test_a_hundred_thousand_tokens_take_no_time(smol):
     tokens = np.random.default_rng(1).integers(0, len(smol), 100_000).astype(np.int32)
     pieces = Pieces(smol)
-    began = time.perf_counter()
+    began = time.process_time()
     found = pieces(tokens)
-    assert time.perf_counter() - began < 0.3
+    assert time.process_time() - began < 0.3
     assert len(found) == len(tokens)

@@ -162,11 +162,11 @@ def test_a_thousand_checkpoints_take_no_time(lab):
                 path = f"xorl://r{number}/weights/step-{step}"
                 writer.event("checkpoint", "saved", step=step, data={"path": path})
     assert len(lab._desk.tree()["checkpoints"]) == 1000
-    took = []
+    took = []  # seconds of the processor, which others may be using too
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.process_time()
         found = lab._desk.tree()
-        took.append(time.perf_counter() - began)
+        took.append(time.process_time() - began)
     assert len(found["checkpoints"]) == 1000
     assert found["checkpoints"][0]["metrics"] == metrics
     assert min(took) < 0.3, took

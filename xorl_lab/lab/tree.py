@@ -8,7 +8,7 @@ from xorl_lab.checkpoints import catalog
 from xorl_lab.lab.holding import Known, by_run, in_use, look
 from xorl_lab.lab.origin import settings_behind
 from xorl_lab.lab.weights import Saved, Weights
-from xorl_lab.store import RunInfo
+from xorl_lab.store import Event, RunInfo
 
 
 def tree(weights: Weights, budget: int | None) -> dict[str, Any]:
@@ -63,11 +63,12 @@ def _of_run(
         scalars = known.reader.scalars()
         rows = {step: i for i, step in enumerate(scalars.steps.tolist())}
         columns = {name: values.tolist() for name, values in scalars.columns.items()}
+    turns = [] if known is None else [e for e in known.events if e.kind != "checkpoint"]
     found: list[dict[str, Any]] = []
     before = parent
     # Those of the run's own steps in their order; what the caller named hangs on what was there.
     for saved in sorted(mine, key=lambda s: (math.inf if s.step is None else s.step, s.entry.time)):
-        settings = _settings(saved, known)
+        settings = _settings(saved, known, turns)
         row = rows.get(saved.step or 0)
         metrics = saved.state.get("metrics", {}) if row is None else {
             name: values[row] for name, values in columns.items()
@@ -102,12 +103,12 @@ def _facts(
     }
 
 
-def _settings(saved: Saved, known: Known | None) -> dict[str, Any]:
+def _settings(saved: Saved, known: Known | None, turns: Sequence[Event]) -> dict[str, Any]:
     """Of the recipe, as they stood then, and of the adapter."""
     adapter = {k: v for k, v in (saved.state.get("lora") or {}).items() if v is not None}
     if known is None:
         return adapter
-    return {**settings_behind(known.info, known.events, saved.step), **adapter}
+    return {**settings_behind(known.info, turns, saved.step), **adapter}
 
 
 def _run(known: Known, parent: str | None) -> dict[str, Any]:
