@@ -15,9 +15,9 @@ import xorl_lab as xl
 from xorl_lab.checkpoints import Address
 from xorl_lab.engine import engine, tiny
 from xorl_lab.lab import Lab, Run
-from xorl_lab.lab.diagnose import Question, diagnose
-from xorl_lab.lab.diagnosis import Diagnosis
-from xorl_lab.lab.shelf import Shelf
+from xorl_lab.lab.diagnosis.candidates import Shelf
+from xorl_lab.lab.diagnosis.diagnose import Question, diagnose
+from xorl_lab.lab.diagnosis.result import Diagnosis
 from xorl_lab.types import Group, Rollout
 
 BOS, EOS = 256, 257

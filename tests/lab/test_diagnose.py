@@ -27,9 +27,9 @@ from tests.lab.planting import (
 )
 from tests.lab.support import grpo, until
 from xorl_lab.errors import ConfigError
-from xorl_lab.lab import causes
-from xorl_lab.lab.diagnosis import COLUMNS, Diagnosis, Evidence
-from xorl_lab.lab.recorded import temperature_at
+from xorl_lab.lab.diagnosis import causes
+from xorl_lab.lab.diagnosis.recorded import temperature_at
+from xorl_lab.lab.diagnosis.result import COLUMNS, Diagnosis, Evidence
 from xorl_lab.types import Group, Rollout
 
 SEEDS = pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])

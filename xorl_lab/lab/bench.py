@@ -16,8 +16,8 @@ from xorl_lab.store import Reader
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from xorl_lab.lab.diagnose import Question
-    from xorl_lab.lab.diagnosis import Diagnosis
+    from xorl_lab.lab.diagnosis.diagnose import Question
+    from xorl_lab.lab.diagnosis.result import Diagnosis
     from xorl_lab.lab.live import Links
 
 
@@ -70,8 +70,8 @@ class Bench:
     def diagnose(self, run: Run, question: "Question", quiet: bool) -> "Diagnosis":
         """Why trainer and sampler of a run disagree; see :meth:`xorl_lab.lab.run.Run.diagnose`."""
         # Imported when it is asked for, as seldom as that is.
-        from xorl_lab.lab.diagnose import diagnose  # noqa: PLC0415
-        from xorl_lab.lab.shelf import Shelf  # noqa: PLC0415
+        from xorl_lab.lab.diagnosis.candidates import Shelf  # noqa: PLC0415
+        from xorl_lab.lab.diagnosis.diagnose import diagnose  # noqa: PLC0415
 
         root = self.weights.service.root
         shelf = None if root is None else Shelf(root, self.weights.store, self.weights, run.info)

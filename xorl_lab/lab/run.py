@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from xorl_lab.client import TrainingClient
     from xorl_lab.lab.bench import Bench
-    from xorl_lab.lab.diagnosis import Diagnosis
+    from xorl_lab.lab.diagnosis.result import Diagnosis
     from xorl_lab.lab.resample import Resampled
     from xorl_lab.lab.rescored import Rescored
     from xorl_lab.recipes.rewards import RewardFunction
@@ -298,7 +298,7 @@ class Run:
         Raises:
             ConfigError: an argument is out of range, or the model is not to be had.
         """
-        from xorl_lab.lab.diagnose import Question  # noqa: PLC0415 (as seldom as it is used)
+        from xorl_lab.lab.diagnosis.diagnose import Question  # noqa: PLC0415 (as seldom as it is used)
 
         question = Question(
             rollouts=rollouts, step=step, temperature=temperature, sampler_dtype=sampler_dtype
@@ -339,10 +339,9 @@ class Run:
     def show(self, beside: "Run | Sequence[Run]" = ()) -> None:
         """Display the dashboard in this cell; ``beside`` as of :meth:`view`."""
         view = self.view(beside)
+        if self._over():
+            view.close()  # what is shown then is the picture, which a saved notebook keeps
         view.show()
-        if self._over():  # by now: the picture stays when the notebook is saved
-            view.finish()
-            view.close()
 
     def figure(self, *names: str, beside: "Run | Sequence[Run]" = ()) -> "go.Figure":
         """A figure to explore and to export.

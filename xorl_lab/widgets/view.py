@@ -171,7 +171,7 @@ class RunView(View):
             self.close()
 
     def _ended(self) -> None:
-        """All runs have ended: said on the thread that sends updates, which a picture would halt."""
+        """All runs have ended: said on the sender's thread, which a picture would halt."""
         self.endless = True  # what is displayed from now on is there to be explored
         if self._handles:
             threading.Thread(target=self.end, name="xorl-picture", daemon=True).start()

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from xorl_lab.engine.engine import Engine
 from xorl_lab.errors import ConfigError
-from xorl_lab.lab import advice
-from xorl_lab.lab.causes import CAUSES, NOTES
-from xorl_lab.lab.diagnosis import Diagnosis, Evidence
-from xorl_lab.lab.evaluator import Evaluator
-from xorl_lab.lab.examination import Examination
-from xorl_lab.lab.recorded import SIDES, Gap, Step, choose, step_of, temperature_at
-from xorl_lab.lab.shelf import Reference, Shelf
-from xorl_lab.lab.verdict import LEAST, Outcome, bar_of, by_cause
+from xorl_lab.lab.diagnosis import advice
+from xorl_lab.lab.diagnosis.candidates import Reference, Shelf
+from xorl_lab.lab.diagnosis.causes import CAUSES, NOTES
+from xorl_lab.lab.diagnosis.evaluator import Evaluator
+from xorl_lab.lab.diagnosis.examination import Examination
+from xorl_lab.lab.diagnosis.recorded import SIDES, Gap, Step, choose, step_of, temperature_at
+from xorl_lab.lab.diagnosis.result import Diagnosis, Evidence
+from xorl_lab.lab.diagnosis.verdict import LEAST, Outcome, bar_of, by_cause
 from xorl_lab.recipes.settings import check_integer
 from xorl_lab.store import Reader
 

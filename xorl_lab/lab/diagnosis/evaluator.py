@@ -10,12 +10,12 @@ from xorl_lab.engine import adapters
 from xorl_lab.engine.engine import Engine
 from xorl_lab.engine.packing import pack
 from xorl_lab.errors import ConfigError
-from xorl_lab.lab import precision, reevaluate
-from xorl_lab.lab.fits import Truncation
-from xorl_lab.lab.fits import temperature as fitted_temperature
-from xorl_lab.lab.recorded import Case, Step, first, joined
-from xorl_lab.lab.reevaluate import Passage, Tick, Values
-from xorl_lab.lab.shelf import Reference, Shelf, Subject, adapted
+from xorl_lab.lab.diagnosis import precision, reevaluate
+from xorl_lab.lab.diagnosis.candidates import Reference, Shelf, Subject, adapted
+from xorl_lab.lab.diagnosis.fits import Truncation
+from xorl_lab.lab.diagnosis.fits import temperature as fitted_temperature
+from xorl_lab.lab.diagnosis.recorded import Case, Step, first, joined
+from xorl_lab.lab.diagnosis.reevaluate import Passage, Tick, Values
 
 WHOLE = 640
 """Tokens up to which a step is evaluated as a whole."""
@@ -63,7 +63,7 @@ class Evaluator:
         return self._do(lambda s, t: reevaluate.packed(s.model, passages, self.temperature, t))
 
     def shifted(self, cases: Cases, shifts: Sequence[tuple[int, int]]) -> Values:
-        """With other position ids; see :func:`~xorl_lab.lab.reevaluate.shifted`.
+        """With other position ids; see :func:`~xorl_lab.lab.diagnosis.reevaluate.shifted`.
 
         Raises:
             ConfigError: the positions do not fit the context.
@@ -75,7 +75,7 @@ class Evaluator:
         )
 
     def padded(self, cases: Cases, pads: Sequence[int], *, masked: bool) -> Values:
-        """In one padded batch; see :func:`~xorl_lab.lab.reevaluate.padded`.
+        """In one padded batch; see :func:`~xorl_lab.lab.diagnosis.reevaluate.padded`.
 
         Raises:
             ConfigError: the batch does not fit the context.

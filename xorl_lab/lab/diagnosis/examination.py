@@ -7,14 +7,14 @@ import numpy as np
 import torch
 
 from xorl_lab.errors import LabError
-from xorl_lab.lab import causes
-from xorl_lab.lab.causes import ADAPTER, DROPOUT, DTYPE, STALE, Trial
-from xorl_lab.lab.chance import Likeness, likeness
-from xorl_lab.lab.evaluator import Evaluator
-from xorl_lab.lab.recorded import SIDES, Case, Gap, few, first, joined
-from xorl_lab.lab.reevaluate import Values
-from xorl_lab.lab.shelf import Reference, Shelf
-from xorl_lab.lab.verdict import Outcome, best, by_cause, outcome
+from xorl_lab.lab.diagnosis import causes
+from xorl_lab.lab.diagnosis.candidates import Reference, Shelf
+from xorl_lab.lab.diagnosis.causes import ADAPTER, DROPOUT, DTYPE, STALE, Trial
+from xorl_lab.lab.diagnosis.chance import Likeness, likeness
+from xorl_lab.lab.diagnosis.evaluator import Evaluator
+from xorl_lab.lab.diagnosis.recorded import SIDES, Case, Gap, few, first, joined
+from xorl_lab.lab.diagnosis.reevaluate import Values
+from xorl_lab.lab.diagnosis.verdict import Outcome, best, by_cause, outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from xorl_lab.lab import causes
-from xorl_lab.lab.diagnosis import nats, percent
-from xorl_lab.lab.recorded import Gap, Step
-from xorl_lab.lab.verdict import Outcome
+from xorl_lab.lab.diagnosis import causes
+from xorl_lab.lab.diagnosis.recorded import Gap, Step
+from xorl_lab.lab.diagnosis.result import nats, percent
+from xorl_lab.lab.diagnosis.verdict import Outcome
 
 MEANING: Mapping[str, str] = {
     causes.TEMPERATURE: "The {side}'s numbers are those of temperature {value}, while the run says "

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from xorl_lab.lab.reevaluate import Values
+from xorl_lab.lab.diagnosis.reevaluate import Values
 
 SURE = 3.3
 """Standard deviations: chance exceeds it once in two thousand times."""

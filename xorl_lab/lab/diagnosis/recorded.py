@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from xorl_lab.lab.reevaluate import Passage, Values
+from xorl_lab.lab.diagnosis.reevaluate import Passage, Values
 from xorl_lab.store import Reader
 from xorl_lab.types import Group, Rollout
 

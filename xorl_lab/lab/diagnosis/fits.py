@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from xorl_lab.lab.reevaluate import Values
+from xorl_lab.lab.diagnosis.reevaluate import Values
 
 LOWEST, HIGHEST = 0.01, 10.0
 """Temperatures that are looked at."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from xorl_lab.lab.causes import DTYPE
-from xorl_lab.lab.recorded import Gap
-from xorl_lab.lab.reevaluate import Values
+from xorl_lab.lab.diagnosis.causes import DTYPE
+from xorl_lab.lab.diagnosis.recorded import Gap
+from xorl_lab.lab.diagnosis.reevaluate import Values
 
 BARS = {"float32": 1e-4}
 ROUNDING = 0.08

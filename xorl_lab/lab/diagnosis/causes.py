@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from xorl_lab.lab.evaluator import Cases, Evaluator
-from xorl_lab.lab.fits import Truncation
-from xorl_lab.lab.recorded import SIDES, joined
-from xorl_lab.lab.reevaluate import Values
-from xorl_lab.lab.rewording import Rewording
-from xorl_lab.lab.shelf import Reference
+from xorl_lab.lab.diagnosis.candidates import Reference
+from xorl_lab.lab.diagnosis.evaluator import Cases, Evaluator
+from xorl_lab.lab.diagnosis.fits import Truncation
+from xorl_lab.lab.diagnosis.recorded import SIDES, joined
+from xorl_lab.lab.diagnosis.reevaluate import Values
+from xorl_lab.lab.diagnosis.rewording import Rewording
 from xorl_lab.lab.weights import BASE
 from xorl_lab.types import Datum, ModelInput
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xorl_lab.errors import DataError
-from xorl_lab.lab.recorded import Case
-from xorl_lab.lab.reevaluate import Passage
+from xorl_lab.lab.diagnosis.recorded import Case
+from xorl_lab.lab.diagnosis.reevaluate import Passage
 from xorl_lab.recipes.prompts import chat_text
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Why trainer and sampler disagree: recorded completions, evaluated again under control."""
