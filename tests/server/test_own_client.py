@@ -3,9 +3,11 @@
 import httpx
 import pytest
 
+from tests.closeness import assert_close
 from tests.server.support import ADAM, weights
 from xorl_lab.client import ServiceClient
 from xorl_lab.errors import DataError
+from xorl_lab.recipes.grpo import grpo
 from xorl_lab.types import Datum, ModelInput, SamplingParams
 
 
@@ -62,3 +64,26 @@ def test_over_http_as_in_process(live, tmp_path):
     drawn.append(sampler.sample(prompt, params).result())
     assert drawn[0].tokens == drawn[1].tokens
     assert drawn[0].logprobs == pytest.approx(drawn[1].logprobs, abs=1e-9)
+
+
+@pytest.mark.usefixtures("closed")
+def test_over_http_a_recipe_records_all_but_entropies(live, tmp_path):
+    def once(service):
+        client = service.create_lora_training_client("tiny", 4, seed=7)
+        (record,) = grpo(
+            client, ["once", "upon"], lambda completion: sum(map(ord, completion)) % 7, steps=1,
+            max_tokens=5, learning_rate=1e-2, prompts_per_step=2, group_size=3,
+        )  # fmt: skip
+        return [r for g in record.groups for r in g.rollouts], record.metrics
+
+    here, own = once(ServiceClient(home=tmp_path / "own"))
+    there, metrics = once(ServiceClient(base_url=live().url))
+    assert "entropy" in own
+    assert "entropy" not in metrics
+    for one, other in zip(here, there, strict=True):
+        assert one.tokens == other.tokens
+        assert set(one.streams) - set(other.streams) == {"entropies"}
+        assert one.streams["flags"] == other.streams["flags"]
+        assert_close(other.streams["ratio"], one.streams["ratio"], rtol=1e-4)
+        assert one.top_logprobs.ids.tolist() == other.top_logprobs.ids.tolist()
+        assert_close(other.top_logprobs.logprobs, one.top_logprobs.logprobs, rtol=0, atol=1e-4)
