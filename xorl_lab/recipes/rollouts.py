@@ -119,7 +119,9 @@ def score(
         )
         for sequence, scored, value in zip(response.sequences, scores, advantages, strict=True)
     ]
-    return Group(prompt.text, prompt.tokens, rollouts, prompt.row)
+    # A conversation is kept beside its text, for another reward function that asks for it.
+    given = {} if isinstance(prompt.given, str) else {"prompt": prompt.given}
+    return Group(prompt.text, prompt.tokens, rollouts, {**prompt.row, **given})
 
 
 def alternatives(sequence: SampledSequence) -> Alternatives | None:

@@ -30,8 +30,8 @@ DRAWS = 4
 ALIKE = {DTYPE: 3.0, DROPOUT: 1.5}
 """Factor by which a gap may be wider or narrower than the noise that makes it."""
 NOISY = 128
-"""Tokens on which rounding is drawn at random."""
-TOWARD = 0.5
+"""Tokens on which rounding is drawn at random; half of them for dropout, which shares nothing."""
+TOWARD = 0.6
 """Correlation with what another hypothesis changes from which a gap is not taken for noise."""
 
 
@@ -149,8 +149,10 @@ class Examination:
             return
         rate = spec.dropout
         self._tell(DROPOUT)
-        noise = self.evaluator.drawn(self._few, rate, DRAWS) - self._few_plain
-        alike, gap = self._compared(side, noise, self._few, self._few_plain)
+        cases = first(self.cases, NOISY // 2)
+        plain = self.plain[: _count(cases)]
+        noise = self.evaluator.drawn(cases, rate, DRAWS) - plain
+        alike, gap = self._compared(side, noise, cases, plain)
         self._note(DROPOUT, f"dropout={rate:g}", side, alike, gap, alike.sized(ALIKE[DROPOUT]))
 
     def _try_rounding(self, side: str) -> None:

@@ -16,7 +16,7 @@ PROMPT_TOKENS = 512
 """Tokens up to which further prompts are taken in."""
 TOKENS = 256
 """Tokens of completions that are evaluated, the beginnings of all that were chosen."""
-FEW, FEW_TOKENS = 3, 12
+FEW, FEW_TOKENS = 2, 12
 """Completions on which every hypothesis is tried first, and how much of each."""
 SIDES = ("sampler", "trainer")
 
