@@ -121,6 +121,12 @@ def test_whatever_else_there_is_goes_to_more():
     assert next(p for p in more if p.key == "more:mine").title == "Mine"
 
 
+def test_what_a_loop_of_one_s_own_logs_comes_first():
+    found = panels(["accuracy", "z", "seconds:step", "memory:process"])
+    assert [(p.title, p.section) for p in found[:2]] == [("Accuracy", "main"), ("Z", "main")]
+    assert {p.section for p in found} == {"main"}
+
+
 def test_several_runs_have_one_line_per_panel():
     single = panels(NAMES, several=True)
     assert all(len(panel.lines) == 1 for panel in single)

@@ -78,7 +78,9 @@ export function plotOf(items, tables, options) {
       continue;
     }
     if (options.smoothing) put(item, values, { stroke: translucent(colour(item), 0.3), width: 1 });
-    put(item, soft(values), { stroke: colour(item), width: 1.6, dash: DASHES[item.look % DASHES.length] });
+    // One value alone is no line yet.
+    const dot = Array.from(values).filter(Number.isFinite).length === 1 ? { points: { show: true, size: 6, fill: colour(item) } } : {};
+    put(item, soft(values), { stroke: colour(item), width: 1.6, dash: DASHES[item.look % DASHES.length], ...dot });
   }
   return { data, series, bands };
 }

@@ -12,6 +12,8 @@ from xorl_lab.types import StepRecord
 
 SHOWN = ("reward", "loss:mean", "kl_base", "kl_sampler", "held_out:accuracy", "held_out:loss")
 """Numbers of a step's line, those that it has."""
+MACHINE = ("seconds:", "memory:")
+"""Begin the names of what says more of the machine than of the run."""
 TOTALS = ("seconds:total", "seconds:step")
 """What says how long the whole step took."""
 
@@ -73,7 +75,10 @@ class Teller:
     def step(self, record: StepRecord) -> None:
         """A step was taken."""
         metrics = record.metrics
-        numbers = [f"{name} {metrics[name]:.4g}" for name in SHOWN if name in metrics]
+        names = [name for name in SHOWN if name in metrics]
+        if not names:  # of a loop of the caller's own
+            names = [name for name in metrics if not name.startswith(MACHINE)][: len(SHOWN)]
+        numbers = [f"{name} {metrics[name]:.4g}" for name in names]
         numbers += [f"{metrics[name]:.1f} s" for name in TOTALS if name in metrics]
         self._print(Text("   ".join((f"step {record.step} of {self._total}", *numbers))))
         for warning in record.warnings:

@@ -1,7 +1,7 @@
 """Which metrics belong together, under which title, and in which order they are drawn."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 Shape = Literal["line", "points", "stack"]
@@ -150,11 +150,16 @@ def panels(names: Iterable[str], *, several: bool = False) -> list[Panel]:
             own, in which colour and dash tell the runs apart.
 
     Returns:
-        The panels that have something to draw; what no plan asks for is in section ``more``.
+        The panels that have something to draw; what no plan asks for is in section ``more``, or
+        comes first where there is neither reward nor loss: the loop is one of the caller's own.
     """
     left = {name: None for name in names if name not in _ALIASES}
     found = [panel for plan in _PLANS if (panel := _planned(plan, left))]
-    found += _others(left)
+    others = _others(left)
+    if any(panel.key in ("reward", "loss") for panel in found):
+        found += others
+    else:
+        found = [*(replace(panel, section="main") for panel in others), *found]
     return [single for panel in found for single in _singles(panel)] if several else found
 
 

@@ -133,12 +133,20 @@ class Examination:
                 self._trials[key] = trial
 
     def _confirm(self, side: str) -> None:
-        """Evaluate what looks promising on all completions."""
-        if _count(self._few) == len(self.plain):
-            return
-        for each in by_cause([o for o in self.outcomes if o.side == side]).values():
-            if each.share >= PROMISING:
-                self._try(self._trials[each.cause, each.value, side], on_all=True)
+        """Evaluate what looks best on all completions, until what looks best was so evaluated."""
+        confirmed: set[tuple[str, str]] = set()
+        while _count(self._few) < len(self.plain):
+            leading = by_cause([o for o in self.outcomes if o.side == side]).values()
+            open_ = [
+                (o.cause, o.value)
+                for o in leading
+                if o.share >= PROMISING and (o.cause, o.value) not in confirmed
+            ]
+            if not open_:
+                return
+            for cause, value in open_:
+                self._try(self._trials[cause, value, side], on_all=True)
+            confirmed |= set(open_)
 
     def _try_dropout(self, side: str) -> None:
         """The rate is known, so that the size of the gap alone tells: no other of them fits."""
