@@ -56,12 +56,15 @@ def server(root, tmp_path):
 def open_notebook(server):
     with browser() as chrome:
 
-        def open_(name, cells):
+        def open_(name, cells, theme="light"):
+            server.theme(theme)
             server.write(name, cells)
             notebook = Notebook(
                 chrome.new_page(viewport={"width": 1200, "height": 1200}), server, name
             )
             notebook.idle()
+            light = notebook.page.evaluate("() => document.body.dataset.jpThemeLight")
+            assert light == str(theme == "light").lower()
             return notebook
 
         yield open_
@@ -89,7 +92,7 @@ def test_a_run_in_the_background(open_notebook):
     notebook.wait(SHOWS, first + 3)  # it goes on although no cell runs
 
     # Another notebook, another kernel, the same run.
-    other = open_notebook("b.ipynb", [ELSEWHERE])
+    other = open_notebook("b.ipynb", [ELSEWHERE], "dark")
     other.run(0, LOADING)
     other.wait(SHOWS, first + 3)
     second = other.page.evaluate(STEP)
@@ -126,7 +129,7 @@ def test_a_run_in_the_background(open_notebook):
 
 
 def test_a_run_in_a_cell_that_blocks(open_notebook):
-    notebook = open_notebook("a.ipynb", [setup(), BLOCK])
+    notebook = open_notebook("a.ipynb", [setup(), BLOCK], "dark")
     notebook.run(0, LOADING)
     notebook.start(1)
     notebook.wait(SHOWS, 3, 60)
