@@ -4,6 +4,7 @@ import pytest
 
 from tests.lab.support import Gate, grpo, lab_in, until
 from xorl_lab.errors import ConfigError
+from xorl_lab.lab.diagnosis.result import Diagnosis
 from xorl_lab.lab.live import Live
 
 
@@ -106,3 +107,32 @@ def test_what_is_drawn_beside_a_run_and_where_it_is_written(lab, tmp_path):
     with pytest.raises(ConfigError, match="client is 'x': pass the training client"):
         lab.track("mine", "x")
     assert lab.runs()["name"].tolist() == ["grpo-1"]
+
+
+def test_a_run_is_diagnosed(lab, capsys):
+    run = grpo(lab, steps=3, save_every=1)
+    found = run.diagnose(rollouts=4)
+    assert (found.cause, found.step, found.healthy) == ("healthy", 3, True)
+    assert found.tokens == run.rollouts(where=[("step", "=", 3)])["length"].sum()
+    assert found.mean < 1e-4
+    assert capsys.readouterr().err == ""
+    with pytest.raises(ConfigError, match="rollouts is 0: pass an integer >= 1"):
+        run.diagnose(rollouts=0)
+
+
+def test_a_diagnosis_says_how_far_it_is(lab, monkeypatch, capsys):
+    def diagnose(reader, question, shelf, engine, *, client, progress):
+        assert (question.rollouts, question.step, client) == (16, 2, None)
+        assert sorted(shelf.behind()) == [0, 1, 2]
+        assert engine().loaded.name == "tiny"
+        progress(3, 28, "top-p")
+        return Diagnosis("unexplained", "", 2, 1.0, 1.0, 4)
+
+    run = grpo(lab, steps=2, save_every=1)
+    monkeypatch.setattr("xorl_lab.lab.diagnosis.diagnose.diagnose", diagnose)
+    monkeypatch.setattr("xorl_lab.lab.console.SOON", -1.0)
+    monkeypatch.setattr("xorl_lab.lab.console.OFTEN", -1.0)
+    assert run.diagnose(step=2, quiet=True).cause == "unexplained"
+    assert capsys.readouterr().err == ""
+    run.diagnose(step=2)
+    assert "3 of 28 evaluations: top-p" in capsys.readouterr().err

@@ -80,7 +80,7 @@ class Bench:
             run.reader,
             question,
             shelf,
-            lambda: engine.get(self.model, *self._where),
+            lambda: engine.get(run.info.model, *self._where),
             client=run.client if run.going else None,
             progress=lambda done, total, what: tell(done, total, f"evaluations: {what}"),
         )
