@@ -5,6 +5,24 @@ from xorl_lab.store import Store
 from xorl_lab.widgets.sender import SENDER
 
 
+@pytest.fixture(scope="module")
+def server(root, tmp_path_factory):
+    """A JupyterLab; for tests in a browser alone, which need playwright."""
+    from tests.widgets.jupyter import Server
+
+    started = Server(tmp_path_factory.mktemp("lab"), root)
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def chrome():
+    from tests.widgets.jupyter import browser
+
+    with browser() as started:
+        yield started
+
+
 @pytest.fixture
 def store(tmp_path):
     return Store(tmp_path / "store")

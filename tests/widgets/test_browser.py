@@ -4,7 +4,7 @@ import pytest
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from tests.widgets import runs  # noqa: E402
-from tests.widgets.jupyter import Notebook, Server, browser, chromium  # noqa: E402
+from tests.widgets.jupyter import Notebook, chromium  # noqa: E402
 from xorl_lab.widgets import export_html  # noqa: E402
 
 pytestmark = [
@@ -81,19 +81,6 @@ INK = """() => {
   }
   return [...inks];
 }"""
-
-
-@pytest.fixture(scope="module")
-def server(root, tmp_path_factory):
-    started = Server(tmp_path_factory.mktemp("lab"), root)
-    yield started
-    started.close()
-
-
-@pytest.fixture(scope="module")
-def chrome():
-    with browser() as started:
-        yield started
 
 
 @pytest.fixture

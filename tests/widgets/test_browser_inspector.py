@@ -8,7 +8,7 @@ import pytest
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from tests.closeness import assert_close  # noqa: E402
 from tests.widgets import rollouts  # noqa: E402
-from tests.widgets.jupyter import Notebook, Server, browser, chromium  # noqa: E402
+from tests.widgets.jupyter import Notebook, chromium  # noqa: E402
 from xorl_lab.store import Store  # noqa: E402
 from xorl_lab.widgets.inspector_export import export_rollouts  # noqa: E402
 
@@ -51,19 +51,6 @@ LONGEST = """() => new Promise(done => {
   };
   requestAnimationFrame(tick);
 })"""
-
-
-@pytest.fixture(scope="module")
-def server(root, tmp_path_factory):
-    started = Server(tmp_path_factory.mktemp("lab"), root)
-    yield started
-    started.close()
-
-
-@pytest.fixture(scope="module")
-def chrome():
-    with browser() as started:
-        yield started
 
 
 @pytest.fixture

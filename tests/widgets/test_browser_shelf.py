@@ -5,7 +5,7 @@ import json
 import pytest
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-from tests.widgets.jupyter import Notebook, Server, browser, chromium  # noqa: E402
+from tests.widgets.jupyter import Notebook, chromium  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(
@@ -27,19 +27,6 @@ CELLS = "() => window.jupyterapp.shell.currentWidget.content.widgets.length"
 SELECTED = """() => document.querySelector(
   ".xl-row[aria-selected='true'] .xl-name")?.title ?? ''"""
 SELECTS = f"name => ({SELECTED})() === name"
-
-
-@pytest.fixture(scope="module")
-def server(root, tmp_path_factory):
-    started = Server(tmp_path_factory.mktemp("lab"), root)
-    yield started
-    started.close()
-
-
-@pytest.fixture(scope="module")
-def chrome():
-    with browser() as started:
-        yield started
 
 
 @pytest.fixture

@@ -172,7 +172,6 @@ class Control:
             if self._stopping:
                 return False
             changes = self._begin(step)
-            self._started_with = self._version()
             self._thread = threading.get_ident()
         self._report(changes)
         return True
@@ -181,7 +180,6 @@ class Control:
         """A step begins that is not to be given up."""
         with self._signal:
             changes = self._begin(step)
-            self._started_with = self._version()
         self._report(changes)
 
     def leave(self) -> None:
@@ -202,6 +200,7 @@ class Control:
         if step > self._begun:
             self._steps = max(0, self._steps - 1)
         self._begun = step
+        self._started_with = self._version()
         return changes
 
     def _turn(self, name: str, value: float) -> Change:
