@@ -353,20 +353,20 @@ class TestNumbers:
         client = self.client(service, "lost")
         step(client)
         monkeypatch.setattr(transport, "ATTEMPTS", 1)
-        http = client._session.service.transport._wire._http
-        real = http.request
+        wire = client._session.service.transport._wire
+        real = wire.exchange
 
-        def lose(method, path, **keywords):
-            answer = real(method, path, **keywords)
+        def lose(method, path, content, timeout):
+            answer = real(method, path, content, timeout)
             if path.endswith("/optim_step"):
                 raise httpx.ReadError("lost")
             return answer
 
         client.forward_backward([datum()]).result()
-        monkeypatch.setattr(http, "request", lose)
+        monkeypatch.setattr(wire, "exchange", lose)
         with pytest.raises(EngineError, match="lost"):
             client.optim_step(BIG)
-        monkeypatch.setattr(http, "request", real)
+        monkeypatch.setattr(wire, "exchange", real)
         again = client.optim_step(BIG).result()
         assert again.metrics["step"] == 2, "the same call again is the same call"
         assert step(client).metrics["step"] == 3
@@ -374,17 +374,17 @@ class TestNumbers:
     def test_an_answer_that_is_lost_does_not_stall_other_calls(self, service, monkeypatch):
         client = self.client(service, "lost2")
         monkeypatch.setattr(transport, "ATTEMPTS", 1)
-        http = client._session.service.transport._wire._http
-        real = http.request
+        wire = client._session.service.transport._wire
+        real = wire.exchange
 
-        def lose(method, path, **keywords):
-            real(method, path, **keywords)
+        def lose(method, path, content, timeout):
+            real(method, path, content, timeout)
             raise httpx.ReadError("lost")
 
-        monkeypatch.setattr(http, "request", lose)
+        monkeypatch.setattr(wire, "exchange", lose)
         with pytest.raises(EngineError, match="lost"):
             client.forward_backward([datum()])
-        monkeypatch.setattr(http, "request", real)
+        monkeypatch.setattr(wire, "exchange", real)
         assert trained(client)
         assert client.optim_step(BIG).result().metrics["step"] == 1
 

@@ -15,9 +15,10 @@ from xorl_lab.client.answers import (
 from xorl_lab.client.encoding import encode
 from xorl_lab.client.remote_sampling import RemoteSource
 from xorl_lab.client.remote_session import RemoteSession, nothing
-from xorl_lab.client.transport import PREFIX, HTTPError, Transport
+from xorl_lab.client.transport import PREFIX, Transport
 from xorl_lab.errors import CheckpointError, ConfigError, DataError, EngineError
 from xorl_lab.futures import APIFuture
+from xorl_lab.samplers.wire import HTTPError
 from xorl_lab.types import (
     LoraRunSpec,
 )

@@ -10,17 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 import httpx
 
 from xorl_lab.client.encoding import encode
-from xorl_lab.client.transport import (
-    PREFIX,
-    Connections,
-    HTTPError,
-    checked_url,
-    refusal,
-)
+from xorl_lab.client.transport import PREFIX
 from xorl_lab.client.workers import Workers
 from xorl_lab.errors import CancelledError, LabError, SamplerError
 from xorl_lab.futures import APIFuture
 from xorl_lab.samplers.base import SampleRequest, check_prompt
+from xorl_lab.samplers.wire import Connections, HTTPError, checked_url, refusal
 from xorl_lab.types import SampledSequence, SampleResponse
 
 if TYPE_CHECKING:

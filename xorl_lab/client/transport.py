@@ -1,6 +1,5 @@
 """HTTP to a training server: requests in order, answers by long polling, retries where safe."""
 
-import re
 import threading
 import time
 import weakref
@@ -12,22 +11,12 @@ import tenacity
 
 from xorl_lab.client.encoding import encode
 from xorl_lab.client.workers import Workers
-from xorl_lab.errors import (
-    CancelledError,
-    CheckpointError,
-    ConfigError,
-    DataError,
-    EngineError,
-    LabError,
-)
+from xorl_lab.errors import CancelledError, EngineError
 from xorl_lab.futures import APIFuture
+from xorl_lab.samplers.wire import Connections, HTTPError, checked_url, error_of, refusal
 
 T = TypeVar("T")
 PREFIX = "/api/v1"
-CONNECT_RETRIES = 3
-"""A connection that was refused carried no request, so trying again cannot do anything twice."""
-CONNECT_SECONDS = 10.0
-"""How long a connection may take."""
 POLL_SECONDS = 60.0
 """Longer than the 45 s for which a server holds a poll."""
 AGAIN_SECONDS = 0.05
@@ -40,30 +29,7 @@ CONNECTIONS = 2 * POLLERS
 """Connections at a time: the pollers', and those of whoever calls."""
 ATTEMPTS = 5
 """Tries of a request that a server recognises when it comes again."""
-UNCLEAR = (500, 502, 504)
-"""HTTP statuses that leave open whether the request was taken."""
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-
-
-class HTTPError(EngineError):
-    """A server could not be reached, or refused."""
-
-    def __init__(self, message: str, status: int = 0, sent: bool = True) -> None:
-        super().__init__(message)
-        self.status = status
-        """HTTP status; 0 if there was no answer."""
-        self.sent = sent
-        """False if the request certainly did not arrive."""
-
-    @property
-    def unclear(self) -> bool:
-        """True if the server may have taken the request."""
-        return self.status in UNCLEAR or (self.status == 0 and self.sent)
-
-    @property
-    def passing(self) -> bool:
-        """True if the answer, or the way to the server, was lost: not if the server refused."""
-        return self.status in (0, 502, 504)
 
 
 class AnswerTimeoutError(EngineError, TimeoutError):
@@ -237,49 +203,6 @@ class Transport:
             ) from None
 
 
-class Connections:
-    """HTTP connections to one server: no proxies, a few at a time, patient while connecting.
-
-    Args:
-        base_url: without the slash at its end.
-        api_key: sent as a bearer token.
-        count: most connections.
-    """
-
-    def __init__(self, base_url: str, api_key: str | None, count: int) -> None:
-        limits = httpx.Limits(max_connections=count, max_keepalive_connections=count)
-        # The limits of a client whose transport is given are not looked at.
-        self._lines = httpx.HTTPTransport(retries=CONNECT_RETRIES, limits=limits, trust_env=False)
-        self._http = httpx.Client(
-            base_url=base_url,
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            transport=self._lines,
-            trust_env=False,
-        )
-
-    def exchange(
-        self, method: str, path: str, content: str | None, timeout: float
-    ) -> httpx.Response:
-        """Send JSON, or nothing, and return the answer whatever it says.
-
-        Raises:
-            httpx.HTTPError: there was no answer.
-            RuntimeError: the connections are closed.
-        """
-        headers = {} if content is None else {"Content-Type": "application/json"}
-        limit = httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS))
-        try:
-            return self._http.request(method, path, content=content, headers=headers, timeout=limit)
-        finally:
-            if self._http.is_closed:
-                # It may have been opened while they were closed.
-                self._lines.close()
-
-    def close(self) -> None:
-        """Close them."""
-        self._http.close()
-
-
 class Sequence:
     """Numbers the requests of one model, and sends them one after the other.
 
@@ -325,46 +248,5 @@ class Sequence:
             return send(self._next)
 
 
-def checked_url(base_url: str) -> str:
-    """A base URL without the slash at its end.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    if not base_url.startswith(("http://", "https://")):
-        raise ConfigError(f"base_url is {base_url!r}: pass one that starts with http://")
-    return base_url.rstrip("/")
-
-
-def error_of(answer: Mapping[str, Any]) -> LabError:
-    """The error that a server's ``{error, category}`` stands for."""
-    text = str(answer["error"])
-    return _coded(text) or (
-        DataError(text) if answer.get("category") == "user" else EngineError(text)
-    )
-
-
-def refusal(url: str, response: httpx.Response) -> LabError:
-    """The error that an HTTP status stands for."""
-    text = _detail(response)
-    status = response.status_code
-    found_fault = status in (400, 413, 422)
-    message = f"{url} answered {status}: {text}"
-    return _coded(text) or (DataError(message) if found_fault else HTTPError(message, status))
-
-
-def _coded(text: str) -> CheckpointError | None:
-    code = re.match(r"((?:validation|checkpoint)\.\w+): (.*)", text, re.DOTALL)
-    return None if code is None else CheckpointError(code[1], code[2])
-
-
 def _is_passing(error: BaseException) -> bool:
     return isinstance(error, HTTPError) and error.passing
-
-
-def _detail(response: httpx.Response) -> str:
-    try:
-        body = response.json()
-    except ValueError:
-        return response.text[:200]
-    return str(body.get("detail", body) if isinstance(body, dict) else body)[:500]
