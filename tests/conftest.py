@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.sglang import sglang_server
+
+__all__ = ["empty_home", "root", "sglang_server"]
+
 settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("repeatable")
 

@@ -17,7 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from xorl_lab.checkpoints import catalog
+from xorl_lab.errors import ConfigError
 from xorl_lab.home import home
+from xorl_lab.samplers import sglang_install
 
 PYTHON_NEEDED = (3, 11)
 NEEDED = {
@@ -37,7 +39,6 @@ OPTIONAL = {
     "ipykernel": ("ipykernel", "notebooks: pip install 'xorl-lab[notebook]'"),
     "anywidget": ("anywidget", "live widgets: pip install 'xorl-lab[notebook]'"),
     "reasoning-gym": ("reasoning_gym", "more tasks: pip install 'xorl-lab[tasks]'"),
-    "sglang": ("sglang", "sampling by a server of its own: pip install 'xorl-lab[sglang]'"),
 }
 """Distribution name to module name and what it is for."""
 CPU_FEATURES = {
@@ -100,6 +101,7 @@ def diagnose() -> list[Finding]:
     findings += [_package(name, module) for name, module in NEEDED.items()]
     findings += _guarded("torch", _torch)
     findings += [_optional(name, *rest) for name, rest in OPTIONAL.items()]
+    findings.append(_sglang())
     findings += _guarded("packaged model", _packaged_model)
     return [*findings, _home()]
 
@@ -168,6 +170,23 @@ def _optional(name: str, module: str, purpose: str) -> Finding:
     if version is None:
         return Finding(f"{name} (optional)", "not installed", "note", purpose)
     return Finding(f"{name} (optional)", version)
+
+
+def _sglang() -> Finding:
+    """SGLang runs in an environment of its own."""
+    subject = "sglang (optional)"
+    try:
+        python = sglang_install.interpreter()
+    except ConfigError as error:
+        return Finding(subject, str(error), "missing", sglang_install.HOW)
+    if python is None:
+        advice = f"sampling by a SGLang server: {sglang_install.HOW} ({sglang_install.TAKES})"
+        return Finding(subject, "not installed", "note", advice)
+    found = sglang_install.version(python)
+    if found != sglang_install.VERSION:
+        advice = f"tried with {sglang_install.VERSION}: {sglang_install.HOW}"
+        return Finding(subject, f"{found} by {python}", "note", advice)
+    return Finding(subject, f"{found} by {python}")
 
 
 def _guarded(subject: str, look: Callable[[], list[Finding]]) -> list[Finding]:

@@ -1,0 +1,35 @@
+"""The one real SGLang server that all tests share, where an environment with SGLang is there."""
+
+import os
+
+import pytest
+
+
+def required() -> bool:
+    """Whether a machine without SGLang is a failure: continuous integration installs it."""
+    return os.environ.get("CI") == "true"
+
+
+def need_sglang() -> None:
+    """Skip the test, or fail in continuous integration, if no environment has SGLang."""
+    from xorl_lab.samplers.sglang_install import HOW, interpreter
+
+    if interpreter() is None:
+        if required():
+            pytest.fail(f"no environment with SGLang: {HOW}", pytrace=False)
+        pytest.skip(f"needs a real SGLang server: {HOW}")
+
+
+@pytest.fixture(scope="session")
+def sglang_server(tmp_path_factory):
+    """A server of ``tiny`` in float32 on a CPU, with adapters of rank 32 at most.
+
+    It is shared: give adapters names of your own, unload them, bring back weights that you change,
+    and do not stop it.  Tests that break a server start one of their own.
+    """
+    need_sglang()
+    from xorl_lab.samplers.sglang_server import SGLangServer
+
+    log = tmp_path_factory.mktemp("sglang") / "server.log"
+    with SGLangServer.start("tiny", dtype="float32", device="cpu", max_rank=32, log=log) as server:
+        yield server

@@ -1,0 +1,1 @@
+"""What lets SGLang's plain wheel run on a CPU.  It runs in SGLang's environment, not in ours."""
