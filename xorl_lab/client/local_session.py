@@ -14,6 +14,7 @@ from xorl_lab.client.no_endpoints import NoEndpoints, own_sampler
 from xorl_lab.engine import saving
 from xorl_lab.engine.batches import Batch, align, known_inputs
 from xorl_lab.engine.engine import Engine
+from xorl_lab.engine.routing import experts_of
 from xorl_lab.engine.scheduler import Ticket
 from xorl_lab.engine.trainer import Trained
 from xorl_lab.engine.versions import WeightsVersion
@@ -402,6 +403,7 @@ class LocalSession(NoEndpoints):
             loss_fn=losses.get(loss_fn).name,
             vocab_size=loaded.vocab_size,
             context_length=loaded.context_length,
+            experts=lambda: experts_of(self.engine.base),
         )
         return batch, checked
 

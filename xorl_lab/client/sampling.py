@@ -236,8 +236,6 @@ def _params(params: SamplingParams | None) -> SamplingParams:
         return SamplingParams()
     if not isinstance(params, SamplingParams):
         raise ConfigError(f"sampling_params is a {type(params).__name__}: pass SamplingParams(...)")
-    if params.return_routed_experts:
-        raise ConfigError("return_routed_experts is not available from the embedded sampler")
     return params
 
 

@@ -8,15 +8,19 @@
   the leading run of targets in which ``logprobs`` and ``advantages`` are both 0.
 * A datum in which nothing is trained carries no signal: it is left out of the computation and
   counted in ``rows_without_signal``.
+* ``routed_experts`` belong to input tokens, one entry each: with ``labels`` the last of N, whose
+  token is only a target, may be there or not.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from xorl_lab.errors import DataError, ShapeError
+from xorl_lab.engine.routing import Choice, Experts
+from xorl_lab.errors import ConfigError, DataError, ShapeError
 from xorl_lab.losses import KNOWN_INPUTS
 from xorl_lab.types import Datum, TensorData
 
@@ -41,6 +45,8 @@ class TokenRow:
     """(T,) 0 = not trained."""
     extras: dict[str, FloatArray]
     """(T,) each: logprobs, advantages, …"""
+    experts: Choice | None = None
+    """(T, L, K) the experts that each input goes through; None leaves them to the model."""
 
     @property
     def trained(self) -> IntArray:
@@ -75,6 +81,7 @@ def align(
     loss_fn: str = "the loss",
     vocab_size: int,
     context_length: int,
+    experts: Callable[[], Experts] | None = None,
 ) -> Batch:
     """Validate a list of datums and align their inputs with the targets.
 
@@ -84,11 +91,14 @@ def align(
         loss_fn: name of the loss, for messages.
         vocab_size: V; ids must lie in 0 … V - 1.
         context_length: longest sequence that the model can read.
+        experts: asked what the model chooses from, if a datum has ``routed_experts``; raises a
+            ConfigError if there is nothing to choose.
 
     Raises:
         DataError: the list is empty; a datum is empty, has an unknown or missing input, an id
-            outside the vocabulary, more tokens than the context, or a number that is not finite.
-        ShapeError: an input has the wrong length.
+            outside the vocabulary, more tokens than the context, a number that is not finite, or
+            experts that cannot be replayed.
+        ShapeError: an input has the wrong length, or experts the wrong shape.
     """
     if not isinstance(data, Sequence) or isinstance(data, str | bytes):
         raise DataError(f"data is a {type(data).__name__}: pass a list of Datum")
@@ -107,6 +117,8 @@ def align(
                 f"data[{index}] has {datum.model_input.length} tokens, but the model's context "
                 f"holds {context_length}: shorten it"
             )
+        if datum.routed_experts is not None:
+            row = replace(row, experts=_experts(index, datum, len(row.tokens), experts))
         lengths.append(len(row.targets))
         if len(row.trained):
             rows.append(row)
@@ -121,10 +133,6 @@ def known_inputs(datum: Datum) -> Datum:
 
 
 def _align_one(index: int, datum: Datum, required: Sequence[str], loss_fn: str) -> TokenRow:
-    if datum.routed_experts is not None:
-        raise DataError(
-            f"data[{index}] has routed_experts, which this version cannot replay: leave them out"
-        )
     inputs = datum.loss_fn_inputs
     _check_names(index, inputs, required, loss_fn)
     tokens = _ids(index, "model_input", np.asarray(datum.model_input.tokens))
@@ -227,6 +235,22 @@ def _default_weights(extras: dict[str, FloatArray], length: int) -> FloatArray:
         first = int(np.argmax(signal)) if signal.any() else length
         weights[:first] = 0.0
     return weights
+
+
+def _experts(
+    index: int, datum: Datum, length: int, experts: Callable[[], Experts] | None
+) -> Choice:
+    """The experts of the T inputs of a datum, checked."""
+    try:
+        if experts is None:
+            raise ConfigError("nothing is known of this model's experts")
+        known = experts()
+    except ConfigError as error:
+        raise DataError(f"data[{index}] has routed_experts, but {error}: leave them out") from None
+    given: Any = datum.routed_experts
+    if hasattr(given, "__len__") and len(given) == datum.model_input.length:
+        given = given[:length]
+    return known.check(f"data[{index}].routed_experts", given, length)
 
 
 def _check_ids(index: int, what: str, ids: IntArray, vocab_size: int) -> None:

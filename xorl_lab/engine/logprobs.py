@@ -8,6 +8,7 @@ that is trained computes each chunk again in the backward pass.
 import inspect
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel
 
 from xorl_lab.engine import attention
 from xorl_lab.engine.packing import PackedRow
+from xorl_lab.engine.routing import replayed
 
 CHUNK = 256
 """Positions whose logits are held at a time: CHUNK * V numbers."""
@@ -27,12 +29,15 @@ def run_packed(model: PreTrainedModel, row: PackedRow, cache: object | None = No
 
     Args:
         model: the causal language model; its head is not run.
-        row: L tokens.
+        row: L tokens; with experts, these are the ones that they go through.
         cache: takes the keys and values of every node, if given.
 
     Returns:
         (L, H) hidden states after the last norm, in the model's dtype.
     """
+    if row.experts is not None:
+        with replayed(model, row.experts):
+            return run_packed(model, replace(row, experts=None), cache)
     device = model.device
     tokens = torch.from_numpy(row.tokens).to(device)[None]
     positions = torch.from_numpy(row.positions).to(device)[None]

@@ -123,9 +123,13 @@ def _build(
     with torch.device("meta"):
         skeleton = architecture(config)
     weights = {name: _draw(name, value.shape) for name, value in skeleton.named_parameters()}
-    return architecture.from_pretrained(
+    model = architecture.from_pretrained(
         None, config=config, state_dict=weights, dtype=dtype, attn_implementation="sdpa"
     )
+    # Loaded by the names that it has in memory.  Saved, its experts have names one by one, as other
+    # programs read them: what they do not know they leave out in silence.
+    model._weight_conversions = None
+    return model
 
 
 def _draw(name: str, shape: torch.Size) -> torch.Tensor:

@@ -296,8 +296,13 @@ def _packed(batch: Batch, *, share: bool, chosen: Sequence[int] | None = None) -
     """The rows' inputs (all, or those chosen) up to the last trained position: no more matters."""
     chosen = range(len(batch.rows)) if chosen is None else chosen
     rows = [batch.rows[i] for i in chosen]
-    sequences = [row.tokens[: int(row.trained[-1]) + 1].tolist() for row in rows]
-    packed = pack(sequences, max_row=MAX_ROW, share=share)
+    ends = [int(row.trained[-1]) + 1 for row in rows]
+    sequences = [row.tokens[:end].tolist() for row, end in zip(rows, ends, strict=True)]
+    experts = [
+        None if row.experts is None else row.experts[:end]
+        for row, end in zip(rows, ends, strict=True)
+    ]
+    packed = pack(sequences, max_row=MAX_ROW, share=share, experts=experts)
     return [replace(row, members=[chosen[m] for m in row.members]) for row in packed]
 
 

@@ -9,18 +9,20 @@ is that of the very step that drew it.
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from xorl_lab.engine import routing
 from xorl_lab.engine.engine import Engine
 from xorl_lab.engine.packing import pack
 from xorl_lab.engine.versions import WeightsVersion
-from xorl_lab.errors import SamplerError
+from xorl_lab.errors import ConfigError, SamplerError
 from xorl_lab.futures import APIFuture
 from xorl_lab.samplers.base import SampleRequest
 from xorl_lab.samplers.cache import PromptCache, RowCache, room_for
 from xorl_lab.samplers.drawing import Drawn, draw, uniforms
-from xorl_lab.samplers.networks import Network, Networks
+from xorl_lab.samplers.networks import Network, Networks, PlainNetwork
 from xorl_lab.samplers.rows import Row, Task
 from xorl_lab.types import SampleResponse
 
@@ -59,7 +61,21 @@ class EmbeddedSampler:
     def submit_all(
         self, version: WeightsVersion, requests: Sequence[SampleRequest]
     ) -> list[APIFuture[SampleResponse]]:
-        """Queue several at once, so that which of them share a batch does not depend on timing."""
+        """Queue several at once, so that which of them share a batch does not depend on timing.
+
+        Raises:
+            ConfigError: the experts are wanted of a model that has none, or of a kind that cannot
+                be read.
+        """
+        if any(request.params.return_routed_experts for request in requests):
+            try:
+                routing.experts_of(self.engine.base)
+            except ConfigError as error:
+                name = self.engine.loaded.name
+                raise ConfigError(
+                    f"return_routed_experts is set, but of {name!r} nothing can be returned: "
+                    f"{error}; leave it out"
+                ) from None
         tasks = [Task(version, request, self.engine.loaded) for request in requests]
         self._waiting.extend(tasks)
         # Looked at after the append: either this sees that it is closed, or close() sees the tasks.
@@ -167,7 +183,8 @@ class Lane:
         prompts = sorted({row.task.request.prompt for row in rows})
         for packed in pack(prompts):
             captured = PromptCache()
-            hidden = network.prefill(packed, captured)
+            with watched(network, rows) as seen:
+                hidden = network.prefill(packed, captured)
             slots = {
                 prompts[m]: nodes for m, nodes in zip(packed.members, packed.slots, strict=True)
             }
@@ -184,6 +201,11 @@ class Lane:
             spread = torch.tensor([distinct.index(node) for node in last])
             self.cache.add(captured, [slots[row.task.request.prompt] for row in here])
             self.rows += here
+            if seen is not None:
+                choice = seen.choice()
+                for row in here:
+                    if row.wants_experts:
+                        row.experts.append(choice[slots[row.task.request.prompt]])
             self._record(here, logits[spread.to(logits.device)])
         self._leave()
 
@@ -194,7 +216,13 @@ class Lane:
             if not self.rows:
                 return
             tokens = torch.tensor([row.tokens[-1] for row in self.rows], device=self.device)
-            self._record(self.rows, network.logits(network.step(tokens, self.cache)))
+            with watched(network, self.rows) as seen:
+                hidden = network.step(tokens, self.cache)
+            if seen is not None:
+                for row, experts in zip(self.rows, seen.choice(), strict=True):
+                    if row.wants_experts:
+                        row.experts.append(experts[None])
+            self._record(self.rows, network.logits(hidden))
         self._leave()
 
     def fail(self, error: Exception, joining: Iterable[Row] = ()) -> None:
@@ -228,6 +256,15 @@ class Lane:
             return
         self.rows = [self.rows[i] for i in staying]
         self.cache.keep(staying)
+
+
+def watched(
+    network: Network, rows: Sequence[Row]
+) -> AbstractContextManager[routing.Recorded | None]:
+    """Note the experts that a network chooses inside the block, if one of the rows wants them."""
+    if isinstance(network, PlainNetwork) and any(row.wants_experts for row in rows):
+        return routing.recorded(network.routers)
+    return nullcontext()
 
 
 def prompt_logprobs(

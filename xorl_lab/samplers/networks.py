@@ -1,12 +1,13 @@
 """A version of the weights as the sampler reads it: prompts in, then one token per row and step."""
 
+import functools
 import logging
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
-from xorl_lab.engine import attention
+from xorl_lab.engine import attention, routing
 from xorl_lab.engine.adapters import MergedCopy
 from xorl_lab.engine.logprobs import head_of, run_packed, run_trunk
 from xorl_lab.engine.packing import PackedRow, pack
@@ -41,6 +42,11 @@ class PlainNetwork:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
+
+    @functools.cached_property
+    def routers(self) -> list[Any]:
+        """What chooses the experts, layer by layer; empty for a dense model."""
+        return list(routing.routers(self.model).values())
 
     def prefill(self, row: PackedRow, cache: PromptCache) -> torch.Tensor:
         """See :class:`Network`."""

@@ -3,6 +3,8 @@
 import time
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
+
 from xorl_lab.engine.models import LoadedModel
 from xorl_lab.engine.versions import WeightsVersion
 from xorl_lab.errors import CancelledError, ConfigError
@@ -12,6 +14,7 @@ from xorl_lab.samplers.drawing import stream
 from xorl_lab.types import SampledSequence, SampleResponse
 
 if TYPE_CHECKING:
+    from xorl_lab.engine.routing import Choice
     from xorl_lab.types.results import StopReason
 
 TAIL = 8
@@ -91,7 +94,16 @@ class Task:
 class Row:
     """One sample: what has been drawn so far."""
 
-    __slots__ = ("entropies", "logprobs", "stop_reason", "stream", "task", "tokens", "top")
+    __slots__ = (
+        "entropies",
+        "experts",
+        "logprobs",
+        "stop_reason",
+        "stream",
+        "task",
+        "tokens",
+        "top",
+    )
 
     def __init__(self, task: Task, sample: int) -> None:
         self.task = task
@@ -100,7 +112,14 @@ class Row:
         self.logprobs: list[float] = []
         self.top: list[list[tuple[int, float]]] = []
         self.entropies: list[float] = []
+        self.experts: list[Choice] = []
+        """Of what has been read: (P, L, K) of the prompt, then (1, L, K) of each token."""
         self.stop_reason: StopReason | None = None
+
+    @property
+    def wants_experts(self) -> bool:
+        """True if the experts are to be reported."""
+        return self.task.request.params.return_routed_experts
 
     @property
     def finished(self) -> bool:
@@ -135,6 +154,7 @@ class Row:
             self._text(),
             list(self.top) if request.top_logprobs else None,
             list(self.entropies) if request.entropies else None,
+            np.concatenate(self.experts) if self.experts else None,
         )
 
     def _stop_string(self) -> str | None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, PreTrainedModel
 
 from xorl_lab.engine import models
 from xorl_lab.engine.quiet import quiet
@@ -101,7 +102,8 @@ def exported(name: str) -> Path:
         with quiet():
             loaded.model.save_pretrained(aside)
             loaded.tokenizer.save_pretrained(aside)
-        _name_experts(aside / "config.json")
+        if _name_experts(aside / "config.json"):
+            _write_head(aside / "model.safetensors", loaded.model)
         aside.rename(target)
     except OSError:
         if not target.is_dir():  # another process may have been first
@@ -111,9 +113,21 @@ def exported(name: str) -> Path:
     return target
 
 
-def _name_experts(path: Path) -> None:
-    """Write the number of experts under the older of its two names as well."""
+def _name_experts(path: Path) -> bool:
+    """Write the number of experts under the older of its two names as well, if there are any."""
     config = json.loads(path.read_text(encoding="utf-8"))
-    if "num_local_experts" in config:
-        config["num_experts"] = config["num_local_experts"]
-        path.write_text(json.dumps(config, indent=2) + os.linesep, encoding="utf-8")
+    if "num_local_experts" not in config:
+        return False
+    config["num_experts"] = config["num_local_experts"]
+    path.write_text(json.dumps(config, indent=2) + os.linesep, encoding="utf-8")
+    return True
+
+
+def _write_head(path: Path, model: PreTrainedModel) -> None:
+    """Write a head that is tied to the embedding out: SGLang's mixtures of experts know no ties,
+    and would leave theirs empty.
+    """
+    tensors = load_file(path)
+    head: Any = model.get_output_embeddings()
+    tensors.setdefault("lm_head.weight", head.weight.detach().clone())
+    save_file(tensors, path, metadata={"format": "pt"})

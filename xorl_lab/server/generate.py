@@ -8,13 +8,14 @@ hold a value for every position but the first.
 import asyncio
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import Field, JsonValue
 
 from xorl_lab.errors import CancelledError, ConfigError, DataError
 from xorl_lab.futures import APIFuture
+from xorl_lab.samplers import experts
 from xorl_lab.samplers.base import SampleRequest, check_prompt, check_request, draw_seed
 from xorl_lab.server.bodies import Body, Text, TokenId
 from xorl_lab.server.inference import Inference
@@ -57,6 +58,7 @@ class GenerateIn(Body):
     rid: Text | list[Text] | None = None
     stream: bool = False
     return_routed_experts: bool = False
+    routed_experts_start_len: int = Field(default=0, ge=0)
     token_ids_logprob: JsonValue = Field(default=None)
 
 
@@ -71,6 +73,8 @@ class Ask:
     """First prompt position whose logprob is wanted; negative = none."""
     with_text: bool
     """Decode each token beside its logprob."""
+    experts_from: int = 0
+    """First position whose experts are wanted, where they are."""
 
 
 class Generator:
@@ -150,6 +154,7 @@ class Generator:
         asks: list[Ask] = []
         for i, prompt in enumerate(prompts):
             params, samples = sampling_params(settings[i] or {})
+            params = replace(params, return_routed_experts=body.return_routed_experts)
             wanted = bool(with_logprobs[i])
             top = (tops[i] or 0) if wanted else 0
             check_request(samples, top)
@@ -157,7 +162,15 @@ class Generator:
             start = -1 if starts[i] is None or not wanted else starts[i]
             seed = draw_seed(params)
             request = SampleRequest(prompt, params, samples, seed, wanted, start >= 0, top)
-            asks.append(Ask(request, paths[i], rids[i], start, body.return_text_in_logprobs))
+            first = body.routed_experts_start_len
+            if first > len(prompt):
+                raise ConfigError(
+                    f"routed_experts_start_len is {first}, but the prompt has {len(prompt)} tokens:"
+                    " pass one that lies in it"
+                )
+            asks.append(
+                Ask(request, paths[i], rids[i], start, body.return_text_in_logprobs, first)
+            )
         total = sum(ask.request.num_samples for ask in asks)
         if total > MAX_COMPLETIONS:
             raise ConfigError(
@@ -217,6 +230,8 @@ class Generator:
         if ask.start >= 0 and response is not None and response.prompt_logprobs is not None:
             prompt = list(zip(request.prompt, response.prompt_logprobs, strict=True))
             meta["input_token_logprobs"] = self._pairs(ask, prompt[ask.start :])
+        if sequence.routed_experts is not None:
+            meta |= experts.to_meta(sequence.routed_experts, ask.experts_from)
         return {"text": sequence.text or "", "output_ids": sequence.tokens, "meta_info": meta}
 
     def _pairs(self, ask: Ask, pairs: Any) -> list[list[Any]]:  # noqa: ANN401
@@ -261,7 +276,6 @@ def sampling_params(given: Mapping[str, Any]) -> tuple[SamplingParams, int]:
 def _refuse_unsupported(body: GenerateIn) -> None:
     for name, on in {
         "stream": body.stream,
-        "return_routed_experts": body.return_routed_experts,
         "token_ids_logprob": body.token_ids_logprob is not None,
     }.items():
         if on:

@@ -155,7 +155,9 @@ class Datum:
     Args:
         model_input: the token ids.
         loss_fn_inputs: name to list, tuple, numpy array, torch tensor or TensorData.
-        routed_experts: (T, L, K) expert choices to replay in a mixture of experts.
+        routed_experts: (N, L, K) integers, the K experts that each input token goes through in
+            each of the L layers that have experts (``SampledSequence.routed_experts``); None
+            leaves the choice to the model.  Array, tensor or nested lists.
 
     Raises:
         DataError: an input is not numeric.
@@ -169,7 +171,7 @@ class Datum:
         self,
         model_input: ModelInput,
         loss_fn_inputs: Mapping[str, Any],
-        routed_experts: Sequence[Sequence[Sequence[int]]] | None = None,
+        routed_experts: "Sequence[Sequence[Sequence[int]]] | npt.NDArray[Any] | None" = None,
     ) -> None:
         if not isinstance(model_input, ModelInput):
             raise DataError(
@@ -192,7 +194,8 @@ class Datum:
             "loss_fn_inputs": {k: v.to_dict() for k, v in self.loss_fn_inputs.items()},
         }
         if self.routed_experts is not None:
-            result["routed_experts"] = self.routed_experts
+            experts: Any = self.routed_experts
+            result["routed_experts"] = experts.tolist() if hasattr(experts, "tolist") else experts
         return result
 
     def __repr__(self) -> str:

@@ -90,7 +90,7 @@ class SamplingParams:
     stop_token_ids: list[int] | None = None
     """End at any of these ids, beside the model's own end-of-sequence ids."""
     return_routed_experts: bool = False
-    """Report the experts chosen (mixture-of-experts models)."""
+    """Report the experts that each token went through (mixture-of-experts models)."""
     seed: int | None = None
     """The same seed draws the same tokens, alone or in a batch.  None draws a fresh one."""
     sampling_seed: int | None = None
@@ -112,6 +112,7 @@ class SamplingParams:
             ),
             "stop": (self._stop_is_valid(), "a non-empty string or a list of them"),
             "stop_token_ids": (self._ids_are_valid(), "a list of token ids, integers >= 0"),
+            "return_routed_experts": (isinstance(self.return_routed_experts, bool), "a bool"),
             "seed": (self.seed is None or integer(self.seed), "an integer or None"),
             "sampling_seed": (
                 self.sampling_seed is None or integer(self.sampling_seed),

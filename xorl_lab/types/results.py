@@ -2,9 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from xorl_lab.types.data import TensorData
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 StopReason = Literal["stop", "length", "abort"]
 
@@ -26,6 +30,10 @@ class SampledSequence:
     entropies: list[float] | None = None
     """Nats, one per token: the entropy of the whole distribution that the logprobs belong to, if
     asked for and known."""
+    routed_experts: "npt.NDArray[np.int16] | None" = field(default=None, compare=False, repr=False)
+    """(P + C - 1, L, K) ids: the K experts that each of the P prompt tokens and of the C tokens
+    but the last went through in each of L layers, from the very steps that read them, if asked for
+    (``SamplingParams.return_routed_experts``)."""
 
 
 @dataclass(frozen=True, slots=True)
