@@ -4,33 +4,80 @@ import secrets
 import threading
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import httpx
 
 from xorl_lab.client.encoding import encode
+from xorl_lab.client.generation import nothing_drawn, payload, response, spread_payload
 from xorl_lab.client.transport import PREFIX
 from xorl_lab.client.workers import Workers
 from xorl_lab.errors import CancelledError, LabError, SamplerError
 from xorl_lab.futures import APIFuture
 from xorl_lab.samplers.base import SampleRequest, check_prompt
+from xorl_lab.samplers.sglang_facts import look
+from xorl_lab.samplers.sglang_http import SGLangHTTP, UnknownServerError
 from xorl_lab.samplers.wire import Connections, HTTPError, checked_url, refusal
-from xorl_lab.types import SampledSequence, SampleResponse
+from xorl_lab.types import SampleResponse
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from xorl_lab.engine.routing import Experts
 
 
 CONNECTIONS = 64
 """Requests under way at a time."""
 ABORTERS = 4
 """Requests that are given up at a time, beside those under way."""
-STOP_REASONS = ("stop", "length", "abort")
+AGAIN_SECONDS = 1.0
+"""Pause before a request is given up once more: it may have overtaken its own beginning."""
+GIVE_UPS = 5
+"""Times that a request is given up while it goes on."""
+UNLIMITED = 2**31 - 1
+"""Where a server does not tell its limits, its own checks have to do."""
+PASSING = (429, 502, 503, 504)
+"""HTTP statuses that say that the server may answer later."""
 
 
 class SampleTimeoutError(SamplerError, TimeoutError):
     """The completions did not come within the client's ``timeout``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a server can take."""
+
+    vocab_size: int
+    """V: ids are smaller."""
+    context_length: int
+    """Tokens of prompt and completion together."""
+    sglang: bool
+    """It is a SGLang, which wants each completion to have an id of its own."""
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A request on its way."""
+
+    request: SampleRequest
+    """What is wanted."""
+    end: float
+    """``time.monotonic()`` after which nobody waits for the answer."""
+    future: APIFuture[SampleResponse] = field(init=False)
+    """The answer."""
+    rid: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Its name on the server."""
+    landed: bool = False
+    """The server has nothing more to do for it."""
+
+    def rids(self, sglang: bool) -> list[str]:
+        """Its names on the server, one for each completion where they have to be told apart."""
+        count = self.request.num_samples
+        return [f"{self.rid}_{i}" for i in range(count)] if sglang and count > 1 else [self.rid]
 
 
 class RemoteSource:
@@ -65,10 +112,12 @@ class RemoteSource:
         self.model_id = model_path.removeprefix("xorl://").split("/")[0] if model_path else ""
         self.version: int | None = None
         self._wire = Connections(self.base_url, api_key, CONNECTIONS + ABORTERS)
+        self._api_key = api_key
         self._pool = Workers(CONNECTIONS, "xorl-lab sample")
         self._aborters = Workers(ABORTERS, "xorl-lab abort")
         self._pending: set[APIFuture[SampleResponse]] = set()
         self._info: dict[str, Any] | None = None
+        self._limits: Limits | None = None
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._lock = threading.Lock()
         self._adapter = adapter
@@ -125,76 +174,152 @@ class RemoteSource:
                 self._tokenizer = tokenizer(self.base_model)
             return self._tokenizer
 
+    def experts(self) -> "Experts":
+        """What the model that the server serves chooses from, by its files on this machine.
+
+        Raises:
+            ConfigError: this machine does not have them, or they are of a model without experts.
+        """
+        from xorl_lab.engine.models import experts  # noqa: PLC0415 (brings torch with it)
+
+        return experts(self.base_model)
+
     def check(self, prompt: tuple[int, ...], max_tokens: int) -> None:
         """Raise a DataError for what would fail there; an id too large kills some servers."""
-        info = self._model_info()
-        vocab, context = info.get("vocab_size"), info.get("context_length")
-        unlimited = 2**31 - 1
-        check_prompt(prompt, max_tokens, int(vocab or unlimited), int(context or unlimited))
+        limits = self.limits()
+        check_prompt(prompt, max_tokens, limits.vocab_size, limits.context_length)
+
+    def limits(self) -> Limits:
+        """What the server can take, asked once.
+
+        Raises:
+            ConfigError: it is a SGLang that is too old.
+            SamplerError: it does not answer.
+        """
+        if self._limits is None:
+            info = self._model_info()
+            if "xorl_lab" in info or "vocab_size" in info:
+                vocab, context = info.get("vocab_size"), info.get("context_length")
+                self._limits = Limits(int(vocab or UNLIMITED), int(context or UNLIMITED), False)
+            else:
+                self._limits = self._foreign_limits()
+        return self._limits
+
+    def _foreign_limits(self) -> Limits:
+        http = SGLangHTTP(self.base_url, self._api_key, self.timeout)
+        try:
+            facts = look(http)
+        except UnknownServerError:
+            return Limits(UNLIMITED, UNLIMITED, False)
+        finally:
+            http.close()
+        return Limits(facts.vocab_size, facts.room, True)
 
     def submit(self, requests: Sequence[SampleRequest]) -> list[APIFuture[SampleResponse]]:
         """Send requests; cancelling a future gives its request up on the server too."""
-        return [self._submit(request) for request in requests]
+        flights = [Flight(request, time.monotonic() + self.timeout) for request in requests]
+        by_deadline: defaultdict[float, list[Flight]] = defaultdict(list)
+        for flight in flights:
+            self._take_off(flight)
+            if flight.request.deadline is not None:
+                by_deadline[flight.request.deadline].append(flight)
+        for deadline, group in by_deadline.items():
+            self._watch(deadline, group)
+        return [flight.future for flight in flights]
 
-    def _submit(self, request: SampleRequest) -> APIFuture[SampleResponse]:
-        rid = secrets.token_hex(8)
-        end = time.monotonic() + self.timeout
-
+    def _take_off(self, flight: Flight) -> None:
         def cancel() -> bool:
-            accepted = future.set_exception(CancelledError("sampling was cancelled"))
+            accepted = flight.future.set_exception(CancelledError("sampling was cancelled"))
             if accepted:
-                self._aborters.submit(lambda: self._abort(rid))
+                self._give_up(flight, GIVE_UPS)
             return accepted
 
-        future: APIFuture[SampleResponse] = APIFuture(cancel)
+        flight.future = APIFuture(cancel)
         with self._lock:
-            self._pending.add(future)
-        future.add_done_callback(self._forget)
-        if request.deadline is not None:
-            timer = threading.Timer(
-                max(0.0, request.deadline - time.monotonic()), self._late, (rid, request, future)
-            )
-            timer.daemon = True
-            timer.start()
-            future.add_done_callback(lambda _: timer.cancel())
-        self._pool.submit(lambda: self._run(rid, request, future, end))
-        return future
+            self._pending.add(flight.future)
+        flight.future.add_done_callback(self._forget)
+        self._pool.submit(lambda: self._run(flight))
 
     def _forget(self, future: APIFuture[SampleResponse]) -> None:
         with self._lock:
             self._pending.discard(future)
 
-    def _run(
-        self, rid: str, request: SampleRequest, future: APIFuture[SampleResponse], end: float
-    ) -> None:
+    def _run(self, flight: Flight) -> None:
+        request, future = flight.request, flight.future
         if future.done():
+            flight.landed = True
             return
         now = time.monotonic()
         try:
             if request.deadline is not None and request.deadline <= now:
-                future.set_result(_nothing_drawn(request))
+                future.set_result(nothing_drawn(request))
                 return
-            if end <= now:
+            if flight.end <= now:
                 raise self._too_late()
-            body = {**_payload(request, self.adapter()), "rid": rid}
-            answer = self._call("POST", "/generate", encode(body), end - now)
-            future.set_result(_response(answer, request))
+            limits = self.limits()
+            rids = flight.rids(limits.sglang)
+            adapter = self.adapter()
+            single = len(rids) == 1
+            body = (
+                payload(request, adapter, rids[0])
+                if single
+                else spread_payload(request, adapter, rids)
+            )
+            answer = self._call("POST", "/generate", encode(body), flight.end - now)
+            future.set_result(response(answer, request, limits.vocab_size, self.experts))
         except SampleTimeoutError as error:
             future.set_exception(error)
-            self._abort(rid)
+            self._abort(flight)
         except BaseException as error:  # noqa: BLE001 (belongs to the caller, not to this thread)
             future.set_exception(error)
+        finally:
+            flight.landed = True
 
-    def _late(self, rid: str, request: SampleRequest, future: APIFuture[SampleResponse]) -> None:
-        """The time is up: what the server has drawn comes back as aborted, or is dropped."""
-        if not request.keep_partial:
-            message = "the prompt was still pending when its time was up"
-            future.set_exception(CancelledError(message))
-        self._abort(rid)
+    def _watch(self, deadline: float, group: list[Flight]) -> None:
+        """Have what is under way at a deadline come back as aborted, or dropped."""
+        timer = threading.Timer(max(0.0, deadline - time.monotonic()), self._late, (group,))
+        timer.daemon = True
+        timer.start()
+        left = len(group)
 
-    def _abort(self, rid: str) -> None:
+        def count(_: APIFuture[SampleResponse]) -> None:
+            nonlocal left
+            with self._lock:
+                left -= 1
+            if left == 0:
+                timer.cancel()
+
+        for flight in group:
+            flight.future.add_done_callback(count)
+
+    def _late(self, group: list[Flight]) -> None:
+        for flight in group:
+            if not flight.request.keep_partial:
+                message = "the prompt was still pending when its time was up"
+                flight.future.set_exception(CancelledError(message))
+            self._give_up(flight, GIVE_UPS)
+
+    def _give_up(self, flight: Flight, times: int) -> None:
+        """Have the server end a request, and look whether it did."""
+        if flight.landed or times == 0:
+            return
+
+        def again() -> None:
+            self._abort(flight)
+            if not flight.landed:
+                timer = threading.Timer(AGAIN_SECONDS, self._give_up, (flight, times - 1))
+                timer.daemon = True
+                timer.start()
+
         try:
-            self._post("/abort_request", {"rid": rid})
+            self._aborters.submit(again)
+        except CancelledError:
+            return  # The client was closed, and with it the connection.
+
+    def _abort(self, flight: Flight) -> None:
+        try:
+            for rid in flight.rids(self.limits().sglang):
+                self._post("/abort_request", {"rid": rid})
         except LabError:
             return  # A server that is gone has nothing left to give up.
 
@@ -217,7 +342,7 @@ class RemoteSource:
     def _call(self, method: str, path: str, content: str | None, timeout: float) -> object:
         url = f"{self.base_url}{path}"
         try:
-            response = self._wire.exchange(method, path, content, timeout)
+            got = self._wire.exchange(method, path, content, timeout)
         except httpx.ReadTimeout as error:
             raise self._too_late() from error
         except httpx.HTTPError as error:
@@ -228,85 +353,22 @@ class RemoteSource:
             ) from error
         except RuntimeError as error:
             raise CancelledError(f"{url} was not asked: the client is closed") from error
-        if response.is_error:
-            error = refusal(url, response)
-            raise SamplerError(str(error)) if isinstance(error, HTTPError) else error
+        if got.has_redirect_location:
+            raise SamplerError(
+                f"{url} answered {got.status_code}, a redirect to "
+                f"{got.headers['location'][:200]!r}: pass the server's own address"
+            )
+        if got.is_error:
+            error = refusal(url, got)
+            raise (
+                SamplerError(str(error), retryable=error.status in PASSING)
+                if isinstance(error, HTTPError)
+                else error
+            )
         try:
-            return response.json() if response.content else {}
+            return got.json() if got.content else {}
         except ValueError:
-            raise SamplerError(f"{url} answered with something that is not JSON") from None
-
-
-def _payload(request: SampleRequest, adapter: str) -> dict[str, Any]:
-    params = request.params
-    sampling: dict[str, Any] = {
-        "max_new_tokens": params.max_tokens,
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "top_k": params.top_k,
-        "n": request.num_samples,
-        "sampling_seed": request.seed,
-    }
-    if params.stop_strings:
-        sampling["stop"] = list(params.stop_strings)
-    if params.stop_token_ids:
-        sampling["stop_token_ids"] = list(params.stop_token_ids)
-    body: dict[str, Any] = {
-        "input_ids": list(request.prompt),
-        "sampling_params": sampling,
-        "return_logprob": request.return_logprobs or request.prompt_logprobs,
-        "top_logprobs_num": request.top_logprobs,
-        "logprob_start_len": 0 if request.prompt_logprobs else -1,
-    }
-    path = request.lora_path or adapter
-    return body | ({"lora_path": path} if path else {})
-
-
-def _nothing_drawn(request: SampleRequest) -> SampleResponse:
-    """The answer to a request whose time was up before it was sent."""
-    logprobs: list[float] | None = [] if request.return_logprobs else None
-    empty = [SampledSequence([], "abort", logprobs, "") for _ in range(request.num_samples)]
-    return SampleResponse(empty, {})
-
-
-def _response(answer: object, request: SampleRequest) -> SampleResponse:
-    """The answer from its JSON.
-
-    Raises:
-        SamplerError: it is not what ``/generate`` answers, or ids and logprobs differ in length.
-    """
-    items = cast("list[Any]", answer if isinstance(answer, list) else [answer])
-    try:
-        sequences = [_sequence(item, request) for item in items]
-        meta = dict(items[0]["meta_info"])
-        prompt = meta.get("input_token_logprobs")
-    except (KeyError, TypeError, IndexError, ValueError) as error:
-        raise SamplerError(
-            f"/generate answered with {str(answer)[:200]!r}, which lacks what was asked for "
-            f"({type(error).__name__}: {error})"
-        ) from error
-    if len(sequences) != request.num_samples:
-        raise SamplerError(
-            f"/generate answered with {len(sequences)} completions of {request.num_samples}"
-        )
-    logprobs = [entry[0] for entry in prompt] if request.prompt_logprobs and prompt else None
-    return SampleResponse(sequences, meta, logprobs)
-
-
-def _sequence(item: Mapping[str, Any], request: SampleRequest) -> SampledSequence:
-    meta = item["meta_info"]
-    tokens = [int(token) for token in item["output_ids"]]
-    logprobs: list[float] | None = None
-    if request.return_logprobs:
-        logprobs = [float(entry[0]) for entry in meta["output_token_logprobs"]]
-        if len(logprobs) != len(tokens):
-            raise ValueError(f"{len(tokens)} tokens but {len(logprobs)} logprobs")
-    reason = (meta.get("finish_reason") or {}).get("type", "abort")
-    top = meta.get("output_top_logprobs") if request.top_logprobs else None
-    return SampledSequence(
-        tokens,
-        reason if reason in STOP_REASONS else "stop",
-        logprobs,
-        str(item.get("text") or ""),
-        None if top is None else [[(int(e[1]), float(e[0])) for e in step] for step in top],
-    )
+            raise SamplerError(
+                f"{url} answered with something that is not JSON ({got.text[:80]!r}): check that "
+                "base_url is that of a server with /generate"
+            ) from None

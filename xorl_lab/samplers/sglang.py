@@ -5,12 +5,9 @@ through a :class:`~xorl_lab.client.sampling.SamplingClient`; this is what a weig
 """
 
 import contextlib
-import json
-import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -19,60 +16,21 @@ import httpx
 from xorl_lab.errors import ConfigError, LabError, SamplerError
 from xorl_lab.samplers.base import check_prompt
 from xorl_lab.samplers.named_tensors import buckets, by_value
-from xorl_lab.samplers.wire import Connections, HTTPError, checked_url, refusal
+from xorl_lab.samplers.sglang_facts import INCOMPLETE, ServerFacts, be_healthy, look
+from xorl_lab.samplers.sglang_http import SGLangHTTP
 
 if TYPE_CHECKING:
     import torch
 
-OLDEST = (0, 5, 23)
-"""The first version of SGLang whose requests and answers are known here."""
-CONNECTIONS = 8
-"""Controls that are under way at a time."""
-GET_ATTEMPTS = 3
-"""Tries of a question that changes nothing."""
 FLUSH_SECONDS = 30.0
 """How long the prefix cache may be busy before flushing it is given up."""
-HEALTH_SECONDS = 30.0
-"""Longer than the 20 s after which SGLang itself takes its scheduler for dead."""
-ASKED_TOO_MUCH = 2**53
-"""No token: with this SGLang says what its vocabulary is."""
-INCOMPLETE = "incomplete"
-"""``weight_version`` of a server whose weights are being replaced, or were left half replaced."""
+BUCKET_BYTES = 256 * 2**20
+"""Size of the requests in which weights are sent."""
+ROUNDING = 1e-3
+"""What a logprob may be above 0, as it is rounded."""
 PauseMode = Literal["abort", "retract", "in_place"]
 
-
-@dataclass(frozen=True, slots=True)
-class ServerFacts:
-    """What a SGLang server says of itself."""
-
-    url: str
-    """Where it is."""
-    model_path: str
-    """The model's name or folder, on its machine."""
-    vocab_size: int
-    """V: ids are 0 to V - 1."""
-    context_length: int
-    """Longest sequence of the model, in tokens."""
-    room: int
-    """Tokens that prompt and completion together may have there: a little less."""
-    version: str
-    """Of SGLang."""
-    dp_size: int
-    """Replicas behind this address."""
-    tp_size: int
-    """GPUs over which each replica is spread."""
-    lora: bool
-    """Takes adapters."""
-    max_lora_rank: int | None
-    """Largest rank that it takes; None if none was set."""
-    lora_modules: tuple[str, ...]
-    """Linear layers that adapters may change; empty if none were named."""
-    dtype: str
-    """Of the weights."""
-    device: str
-    """``cpu``, ``cuda``, …"""
-    weight_version: str
-    """What the weights are called there."""
+__all__ = ["INCOMPLETE", "PauseMode", "SGLang", "ServerFacts"]
 
 
 class SGLang:
@@ -90,9 +48,8 @@ class SGLang:
     """
 
     def __init__(self, url: str, api_key: str | None = None, timeout: float = 1800.0) -> None:
-        self.url = checked_url(url)
-        self.timeout = timeout
-        self._wire = Connections(self.url, api_key, CONNECTIONS)
+        self._http = SGLangHTTP(url, api_key, timeout)
+        self.url = self._http.url
         self._facts: ServerFacts | None = None
         self._adapters: set[str] = set()
         """Names that were ever used here."""
@@ -100,7 +57,7 @@ class SGLang:
 
     def close(self) -> None:
         """End the connections; the server goes on."""
-        self._wire.close()
+        self._http.close()
 
     # What it serves.
 
@@ -111,29 +68,22 @@ class SGLang:
             SamplerError: nothing answers, or it is still loading; ``retryable``.
             ConfigError: it is no SGLang, too old, or our own server.
         """
-        info = self._document("/model_info")
-        if "xorl_lab" in info:
-            raise ConfigError(
-                f"{self.url} is `xorl-lab serve`, not SGLang: use "
-                f"ServiceClient(base_url={self.url!r}), which trains and samples there"
-            )
-        if "model_path" not in info:
-            raise self._stranger(f"GET /model_info has no model_path: {str(info)[:120]}")
-        self._be_healthy()
-        server = self._document("/server_info")
-        version = str(server.get("version", "unknown"))
-        if _numbers(version) < OLDEST:
-            raise ConfigError(
-                f"{self.url} is SGLang {version}, but {'.'.join(map(str, OLDEST))} or newer is "
-                "needed: upgrade it (pip install -U sglang)"
-            )
-        self._facts = self._gathered(info, server, version)
-        return self._facts
+        facts = look(self._http)
+        be_healthy(self._http)
+        self._facts = facts
+        return facts
 
     @property
     def facts(self) -> ServerFacts:
-        """What the server said when it was last connected to; connects first if need be."""
-        return self._facts or self.connect()
+        """What the server said when it was last asked; asks if it was not.
+
+        Raises:
+            SamplerError: nothing answers; ``retryable``.
+            ConfigError: it is no SGLang, too old, or our own server.
+        """
+        if self._facts is None:
+            self._facts = look(self._http)
+        return self._facts
 
     def require(
         self,
@@ -156,48 +106,35 @@ class SGLang:
             SamplerError: nothing answers; ``retryable``.
         """
         facts = self.connect()
-        faults: list[str] = []
-        if facts.vocab_size != vocab_size:
-            faults.append(
-                f"its model {facts.model_path!r} has {facts.vocab_size} token ids, but {model!r}, "
-                f"which is trained, has {vocab_size}: serve the same model"
-            )
-        if facts.dp_size != 1:
-            faults.append(
-                f"it runs {facts.dp_size} replicas, and SGLang takes new weights only without: "
-                "start it with --dp-size 1"
-            )
-        if context_length is not None and facts.context_length < context_length:
-            faults.append(
-                f"its context holds {facts.context_length} tokens, but {context_length} are "
-                f"needed: start it with --context-length {context_length}"
-            )
-        faults += [] if rank is None else _unfit_for_adapters(facts, rank)
+        faults = facts.misfits(
+            vocab_size=vocab_size, model=model, rank=rank, context_length=context_length
+        )
         if faults:
             raise ConfigError(f"the SGLang server at {self.url} does not fit: {'; '.join(faults)}")
         return facts
 
     # Adapters.
 
-    def load_adapter(self, name: str, folder: Path) -> None:
+    def load_adapter(self, name: str, folder: Path, *, again: bool = False) -> None:
         """Load a LoRA adapter in PEFT's form.
 
         Args:
             name: that ``/generate`` knows it by.  Never use one twice: unloading is soft in
                 SGLang, which goes on serving the old weights under it.
             folder: on the server's machine.
+            again: the name was used before, is unloaded, and is to mean these weights now.
 
         Raises:
             ConfigError: the name was used before.
             SamplerError: the server did not take it; says why.
         """
-        if name in self._adapters:
+        if name in self._adapters and not again:
             raise ConfigError(
                 f"adapter {name!r} was loaded before: SGLang may still hold its old weights under "
                 "that name, so pass a new one"
             )
         body = {"lora_name": name, "lora_path": str(folder.absolute()), "pinned": False}
-        self._control("/load_lora_adapter", body, f"load adapter {name!r} from {folder}")
+        self._http.order("/load_lora_adapter", body, f"load adapter {name!r} from {folder}")
         self._adapters.add(name)
 
     def unload_adapter(self, name: str) -> None:
@@ -206,9 +143,26 @@ class SGLang:
         Raises:
             SamplerError: the server does not know it.
         """
-        self._control("/unload_lora_adapter", {"lora_name": name}, f"unload adapter {name!r}")
+        self._http.order("/unload_lora_adapter", {"lora_name": name}, f"unload adapter {name!r}")
 
     # Full weights.
+
+    def weight_version(self) -> str:
+        """What the server calls its weights now.
+
+        Raises:
+            SamplerError: nothing answers.
+        """
+        return str(self._http.document("/model_info").get("weight_version", ""))
+
+    def name_weights(self, version: str) -> None:
+        """Have the server call its weights by another name; nothing else changes.
+
+        Raises:
+            SamplerError: the server did not obey.
+        """
+        body = {"new_version": version, "abort_all_requests": False}
+        self._http.order("/update_weight_version", body, "name its weights")
 
     def update_from_disk(self, folder: Path, version: str) -> None:
         """Replace all weights by those of a checkpoint, and forget the prefix cache.
@@ -223,14 +177,14 @@ class SGLang:
         path = str(folder.absolute())
         body = {"model_path": path, "weight_version": version, "flush_cache": False}
         with self._updating:
-            self._control("/update_weights_from_disk", body, f"load the weights in {folder}")
+            self._http.order("/update_weights_from_disk", body, f"load the weights in {folder}")
         self.flush_cache()
 
     def update_from_tensors(
         self,
         tensors: "Iterable[tuple[str, torch.Tensor]]",
         version: str,
-        bucket_bytes: int = 256 * 2**20,
+        bucket_bytes: int = BUCKET_BYTES,
     ) -> int:
         """Replace weights by tensors that are sent along.  The prefix cache is not flushed.
 
@@ -261,7 +215,7 @@ class SGLang:
                         "weight_version": version if last else INCOMPLETE,
                     }
                     begun = True
-                    self._control("/update_weights_from_tensor", body, "send weights")
+                    self._http.order("/update_weights_from_tensor", body, "send weights")
                     sent += sum(tensor.nbytes for _, tensor in bucket)
             except BaseException as error:
                 self._abandon(version, mixed=begun)
@@ -273,27 +227,27 @@ class SGLang:
                     "is undefined until weights are sent again",
                     retryable=True,
                 ) from error
-            self._control("/end_weight_update", {}, "finish the new weights")
+            self._http.order("/end_weight_update", {}, "finish the new weights")
         return sent
 
     def _begin(self) -> None:
         try:
-            self._control("/begin_weight_update", {}, "take new weights")
+            self._http.order("/begin_weight_update", {}, "take new weights")
         except SamplerError as error:
             if "already open" not in str(error):
                 raise
             # Whoever opened it has died: nobody else updates this server.
-            self._control("/end_weight_update", {}, "end an update that was left open")
-            self._control("/begin_weight_update", {}, "take new weights")
+            self._http.order("/end_weight_update", {}, "end an update that was left open")
+            self._http.order("/begin_weight_update", {}, "take new weights")
 
     def _abandon(self, version: str, *, mixed: bool) -> None:
         """Close an update that failed, so that the server is usable, and let it say so."""
         # Where it was not open, or the server is gone, there is nothing to close.
         with contextlib.suppress(LabError):
-            self._control("/end_weight_update", {}, f"give version {version!r} up")
+            self._http.order("/end_weight_update", {}, f"give version {version!r} up")
         if mixed:
             with contextlib.suppress(LabError):
-                self._control("/update_weight_version", {"new_version": INCOMPLETE}, "mark it")
+                self._http.order("/update_weight_version", {"new_version": INCOMPLETE}, "mark it")
 
     # Generation.
 
@@ -308,7 +262,7 @@ class SGLang:
         Raises:
             SamplerError: the server did not obey.
         """
-        self._control("/pause_generation", {"mode": mode}, "pause")
+        self._http.order("/pause_generation", {"mode": mode}, "pause")
 
     def resume(self) -> None:
         """Let generation go on.
@@ -316,7 +270,7 @@ class SGLang:
         Raises:
             SamplerError: the server did not obey.
         """
-        self._control("/continue_generation", {}, "continue")
+        self._http.order("/continue_generation", {}, "continue")
 
     def flush_cache(self, patience: float = FLUSH_SECONDS) -> None:
         """Forget the prefix cache; waits while requests are under way.
@@ -329,11 +283,11 @@ class SGLang:
         """
         end, pause = time.monotonic() + patience, 0.02
         while True:
-            response = self._exchange("POST", "/flush_cache", None, self.timeout)
+            response = self._http.exchange("POST", "/flush_cache", None, self._http.timeout)
             if response.is_success:
                 return
             if response.status_code != httpx.codes.BAD_REQUEST:
-                raise self._refused("flush its cache", response)
+                raise self._http.refused("flush its cache", response)
             if time.monotonic() + pause > end:
                 raise SamplerError(
                     f"{self.url} did not flush its prefix cache within {patience:g} s, as requests "
@@ -345,7 +299,7 @@ class SGLang:
 
     def abort_all(self) -> None:
         """Give up whatever is under way; it answers with what it has."""
-        self._control("/abort_request", {"abort_all": True}, "give up what is under way")
+        self._http.order("/abort_request", {"abort_all": True}, "give up what is under way")
 
     def score(self, tokens: Sequence[int], adapter: str | None = None) -> list[float]:
         """How likely each token but the first is, given those before it.
@@ -370,7 +324,7 @@ class SGLang:
         }
         if adapter is not None:
             body["lora_path"] = adapter
-        answer = self._control("/generate", body, "score a text")
+        answer = self._http.order("/generate", body, "score a text")
         try:
             pairs = cast("list[list[Any]]", answer["meta_info"]["input_token_logprobs"])[1:]
             logprobs = [float(pair[0]) for pair in pairs]
@@ -380,7 +334,7 @@ class SGLang:
                 f"{str(answer)[:200]!r} ({type(error).__name__}: {error})"
             ) from error
         if [pair[1] for pair in pairs] != list(tokens[1:]) or not all(
-            logprob <= 0 for logprob in logprobs
+            logprob <= ROUNDING for logprob in logprobs
         ):
             raise SamplerError(
                 f"{self.url}/generate answered {len(tokens)} tokens with the logprobs {logprobs}: "
@@ -397,7 +351,7 @@ class SGLang:
             SamplerError: the server did not; it must be idle, and started with
                 ``--enable-memory-saver``.
         """
-        self._control("/release_memory_occupation", {}, "release its memory")
+        self._http.order("/release_memory_occupation", {}, "release its memory")
 
     def resume_memory(self) -> None:
         """Take the memory again; full weights have to be sent anew.
@@ -405,169 +359,4 @@ class SGLang:
         Raises:
             SamplerError: the server did not.
         """
-        self._control("/resume_memory_occupation", {}, "take its memory again")
-
-    # The wire.
-
-    def _be_healthy(self) -> None:
-        response = self._exchange("GET", "/health", None, min(self.timeout, HEALTH_SECONDS))
-        if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-            raise SamplerError(
-                f"the SGLang server at {self.url} is not ready (503 from /health): it is still "
-                "starting, or its scheduler is paused or stuck: wait, or look into its log",
-                retryable=True,
-            )
-        if response.is_error:
-            raise self._refused("say that it is well", response)
-
-    def _gathered(
-        self, info: Mapping[str, Any], server: Mapping[str, Any], version: str
-    ) -> ServerFacts:
-        rank = server.get("max_lora_rank")
-        context = self._context()
-        longest = server.get("max_req_input_len")
-        modules = cast("list[str]", server.get("lora_target_modules") or [])
-        return ServerFacts(
-            url=self.url,
-            model_path=str(info["model_path"]),
-            vocab_size=self._vocab_size(),
-            context_length=context,
-            # Of its longest request SGLang keeps 5 positions from a prompt, and one from the whole.
-            room=context if longest is None else min(context, int(longest) + 4),
-            version=version,
-            dp_size=int(server.get("dp_size") or 1),
-            tp_size=int(server.get("tp_size") or 1),
-            lora=bool(server.get("enable_lora")),
-            max_lora_rank=None if rank is None else int(rank),
-            lora_modules=tuple(modules),
-            dtype=str(server.get("dtype", "auto")),
-            device=str(server.get("device", "unknown")),
-            weight_version=str(info.get("weight_version", "")),
-        )
-
-    def _context(self) -> int:
-        cards = self._document("/v1/models").get("data")
-        try:
-            lengths = [card["max_model_len"] for card in cast("list[dict[str, Any]]", cards)]
-            return int(next(length for length in lengths if length))
-        except (TypeError, KeyError, ValueError, StopIteration):
-            raise self._stranger(f"GET /v1/models names no max_model_len: {cards!r:.120}") from None
-
-    def _vocab_size(self) -> int:
-        # SGLang has no page that says it, but refuses to score a token that is none, with reasons.
-        body = {
-            "input_ids": [0],
-            "sampling_params": {"max_new_tokens": 1},
-            "return_logprob": True,
-            "token_ids_logprob": [ASKED_TOO_MUCH],
-        }
-        response = self._exchange("POST", "/generate", body, self.timeout)
-        found = re.search(r"valid range is \[0, (\d+)\)", response.text)
-        if found is None:
-            raise self._stranger(
-                f"POST /generate does not say its vocabulary: {response.text[:120]!r}"
-            )
-        return int(found[1])
-
-    def _document(self, path: str) -> dict[str, Any]:
-        """The answer to a question that may be asked again."""
-        response = self._exchange("GET", path, None, self.timeout)
-        if response.status_code in (401, 403):
-            raise ConfigError(
-                f"{self.url}{path} answered {response.status_code}: pass the api_key that the "
-                "server was started with"
-            )
-        if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-            raise SamplerError(
-                f"{self.url}{path} answered 503: the server is starting or stopping: try again",
-                retryable=True,
-            )
-        try:
-            value = response.json() if response.is_success else None
-        except ValueError:
-            value = None
-        if not isinstance(value, dict):
-            raise self._stranger(
-                f"GET {path} answered {response.status_code}: {response.text[:80]!r}"
-            )
-        return cast("dict[str, Any]", value)
-
-    def _stranger(self, why: str) -> ConfigError:
-        return ConfigError(
-            f"what answers at {self.url} is no SGLang server that is known here ({why}): check "
-            f"host and port, and that it is SGLang {'.'.join(map(str, OLDEST))} or newer"
-        )
-
-    def _control(self, path: str, body: Mapping[str, Any], what: str) -> dict[str, Any]:
-        """Have the server do something, once."""
-        response = self._exchange("POST", path, body, self.timeout)
-        if not response.is_success:
-            raise self._refused(what, response)
-        try:
-            answer = response.json() if response.content else {}
-        except ValueError:
-            answer = {}
-        answer = cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
-        if answer.get("success") is False:
-            raise self._refused(what, response)
-        return answer
-
-    def _refused(self, what: str, response: httpx.Response) -> SamplerError:
-        error = refusal(str(response.request.url), response)
-        passing = isinstance(error, HTTPError) and (error.passing or error.status == 503)
-        return SamplerError(f"SGLang did not {what}: {error}", retryable=passing)
-
-    def _exchange(
-        self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float
-    ) -> httpx.Response:
-        url = f"{self.url}{path}"
-        content = None if body is None else json.dumps(body, allow_nan=False)
-        attempts = GET_ATTEMPTS if method == "GET" else 1
-        for attempt in range(1, attempts + 1):
-            try:
-                response = self._wire.exchange(method, path, content, timeout)
-            except httpx.ReadTimeout as error:
-                raise SamplerError(
-                    f"{url} did not answer within {timeout:g} s: look whether the server hangs, or "
-                    "pass a larger timeout",
-                    retryable=True,
-                ) from error
-            except httpx.HTTPError as error:
-                # A connection that was refused has been tried again already.
-                if attempt < attempts and not isinstance(error, httpx.ConnectError):
-                    continue
-                raise SamplerError(
-                    f"{url} did not answer ({type(error).__name__}: {error}): check that the "
-                    "server runs there; it listens only once its model is loaded",
-                    retryable=True,
-                ) from error
-            except RuntimeError as error:
-                raise SamplerError(f"{url} was not asked: the connection was closed") from error
-            if response.has_redirect_location:
-                raise ConfigError(
-                    f"{url} answered {response.status_code}, a redirect to "
-                    f"{response.headers['location'][:200]!r}: pass the server's own address"
-                )
-            return response
-        raise AssertionError("unreachable")
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version; an unknown one counts as the oldest.
-
-    >>> _numbers("0.5.23.post1"), _numbers("0.4.9rc2"), _numbers("unknown")
-    ((0, 5, 23), (0, 4, 9), ())
-    """
-    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
-    return () if found is None else tuple(int(n or 0) for n in found.groups())
-
-
-def _unfit_for_adapters(facts: ServerFacts, rank: int) -> list[str]:
-    start = f"start it with --enable-lora --max-lora-rank {rank}"
-    if not facts.lora:
-        return [f"it takes no LoRA adapters: {start}"]
-    if facts.max_lora_rank is not None and facts.max_lora_rank < rank:
-        return [
-            f"it takes adapters up to rank {facts.max_lora_rank}, but yours has {rank}: {start}"
-        ]
-    return []
+        self._http.order("/resume_memory_occupation", {}, "take its memory again")
