@@ -11,8 +11,10 @@ STAMP := $(VENV)/.installed
 PEERS ?= .venv-bench
 SGLANG ?= .venv-sglang
 TESTS ?=
+# Processes that share the tests; see tests/workers.py.
+WORKERS ?= 2
 
-# Tests use one thread: two collapse when another process wants the second core.
+# Tests use one thread each: two collapse when another process wants the second core.
 ONE_THREAD := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 # The code and text that the client API has to run; tests that need them skip where they are absent.
 export XORL_LAB_SEEDS ?= $(abspath ../shared/seeds)
@@ -61,9 +63,10 @@ lab: $(STAMP) ## Open the notebooks in JupyterLab.
 
 # CI alone installs SGLang by itself; elsewhere tests that need one are skipped where it is not there.
 test: check model front chromium $(if $(filter true,$(CI)),sglang) ## All that CI runs.
-	$(ONE_THREAD) $(BIN)/pytest -m "not slow" $(TESTS)
+	$(ONE_THREAD) $(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadgroup $(TESTS)
 	@if compgen -G 'notebooks/*.ipynb' >/dev/null; then \
-	  $(ONE_THREAD) $(BIN)/pytest --nbval --nbval-sanitize-with notebooks/sanitize.cfg notebooks/; fi
+	  $(ONE_THREAD) $(BIN)/pytest --nbval --nbval-sanitize-with notebooks/sanitize.cfg \
+	    -n $(WORKERS) --dist loadfile notebooks/; fi
 
 accept: model ## The long tests: several seeds, timings, fault loops.
 	$(ONE_THREAD) $(BIN)/pytest -m slow $(TESTS)

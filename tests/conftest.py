@@ -10,13 +10,24 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
 
 from tests.sglang import sglang_server
+from tests.workers import Division, keep_together
 
 __all__ = ["empty_home", "root", "sglang_server"]
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("repeatable")
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    keep_together(items)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Division:
+    return Division(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ pytestmark = [
         chromium() is None, reason="chromium is not installed: apt-get install chromium"
     ),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.xdist_group("browser"),
 ]
 
 SETUP = """

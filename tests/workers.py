@@ -1,0 +1,36 @@
+"""How tests are divided among processes: ``pytest -n 2 --dist loadgroup``, as ``make test`` does.
+
+A file is run by one process, with what its fixtures make once for a module.  Files that share what
+is dearer than that, or would disturb each other, are run by the same one.
+"""
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadGroupScheduling
+
+SHARED = {"sglang_server": "sglang", "chrome": "browser"}
+"""Fixtures whose files go together, and the name of their group.  A file may also name its group by
+itself: ``pytestmark = pytest.mark.xdist_group("browser")``."""
+
+
+class Division(LoadGroupScheduling):
+    """Groups, and files where there is no group, in the order in which they are collected."""
+
+    def __init__(self, config: pytest.Config, log: Producer | None = None) -> None:
+        config.option.loadscopereorder = False
+        super().__init__(config, log)
+
+    def _split_scope(self, nodeid: str) -> str:
+        return super()._split_scope(nodeid).split("::")[0]
+
+
+def keep_together(items: list[pytest.Item]) -> None:
+    """Give every test of a file the group of the file."""
+    groups = {
+        item.path: SHARED[name]
+        for item in items
+        for name in SHARED.keys() & set(getattr(item, "fixturenames", ()))
+    }
+    for item in items:
+        if item.path in groups:
+            item.add_marker(pytest.mark.xdist_group(groups[item.path]))
