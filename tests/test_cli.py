@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from xorl_lab import cli
-from xorl_lab.cli import diagnosis, listing
+from xorl_lab.cli import diagnosis, listing, sglang_environment
 from xorl_lab.engine import packaged
 
 
@@ -31,12 +31,51 @@ def console():
 def test_help_names_every_command():
     done = run("--help")
     assert done.returncode == 0
-    assert all(name in done.stdout for name in ("demo", "doctor", "models"))
+    assert all(name in done.stdout for name in ("demo", "doctor", "models", "sglang"))
 
 
 def test_help_does_not_wait_for_torch():
     code = "import sys, xorl_lab.cli; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_sglang_says_how_to_get_one(monkeypatch, console):
+    monkeypatch.setattr(sglang_environment.sglang_install, "interpreter", lambda: None)
+    assert not sglang_environment.show(console)
+    assert "xorl-lab sglang --install" in console.export_text()
+    finding = diagnosis._sglang()
+    assert (finding.state, finding.found) == ("note", "not installed")
+    assert "2.3 GB" in finding.advice
+
+
+@pytest.mark.parametrize(("version", "state"), [("0.5.23", "ok"), ("0.4.0", "note")])
+def test_sglang_says_where_it_is(monkeypatch, console, version, state):
+    install = sglang_environment.sglang_install
+    monkeypatch.setattr(install, "interpreter", lambda: Path("/there/python"))
+    monkeypatch.setattr(install, "version", lambda python: version)
+    assert sglang_environment.show(console)
+    assert f"SGLang {version} by /there/python" in console.export_text()
+    assert diagnosis._sglang().state == state
+
+
+def test_sglang_that_is_named_and_not_there_is_missing(monkeypatch):
+    monkeypatch.setenv("XORL_LAB_SGLANG_PYTHON", "/nowhere/python")
+    finding = diagnosis._sglang()
+    assert finding.state == "missing"
+    assert "/nowhere/python" in finding.found
+
+
+def test_sglang_is_installed_where_it_is_told_to(monkeypatch, console, tmp_path):
+    told: list[object] = []
+
+    def install(folder, *, gpu, say):
+        told.extend([folder, gpu])
+        say("done")
+
+    monkeypatch.setattr(sglang_environment.sglang_install, "install", install)
+    sglang_environment.install(console, tmp_path, gpu=True)
+    assert told == [tmp_path, True]
+    assert "done" in console.export_text()
 
 
 def test_models_lists_what_works_offline(empty_home, console):

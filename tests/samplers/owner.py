@@ -23,7 +23,6 @@ def interrupted(server) -> None:
         time.sleep(600)
     except KeyboardInterrupt:
         say(json.dumps([server.alive, [p.pid for p in server.processes()]]))
-    sys.stdin.readline()
 
 
 def main(end: str, folder: Path) -> None:

@@ -1,19 +1,13 @@
-"""Starting a server: its model, its port, its end.  Real ones where SGLang is installed."""
+"""Starting a server: its model, its port, its log, its end.  Stand-ins, no SGLang."""
 
-import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import xorl_lab as xl
 from tests.closeness import assert_close
-from tests.samplers.support_processes import STANDIN, left, lives, variables
-from tests.sglang import need_sglang
+from tests.samplers.support_processes import STANDIN, left, variables
 from xorl_lab.engine import models
 from xorl_lab.errors import ConfigError, SamplerError
 from xorl_lab.samplers import sglang_models, sglang_plan, sglang_process, sglang_server
@@ -122,153 +116,3 @@ def test_old_logs_are_cleared_away(empty_home):
     for number in range(30):
         sglang_server.new_log("tiny", number).touch()
     assert len(list((empty_home / "logs").iterdir())) == sglang_server.LOGS_KEPT
-
-
-def generate(url: str, ids: list[int]) -> dict:
-    import httpx
-
-    body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
-    with httpx.Client(trust_env=False, timeout=60) as client:
-        answer = client.post(f"{url}/generate", json=body)
-    answer.raise_for_status()
-    return answer.json()
-
-
-def greedy(name: str, ids: list[int]) -> list[int]:
-    """What the model itself says."""
-    client = xl.ServiceClient(device="cpu", dtype="float32").create_sampling_client(base_model=name)
-    params = xl.SamplingParams(max_tokens=4, temperature=0)
-    return client.sample(xl.ModelInput.from_ints(ids), params, 1).result().sequences[0].tokens
-
-
-def test_a_real_server_serves_the_model(sglang_server):
-    assert sglang_server.alive
-    assert sglang_process.answers_health(sglang_server.port, 30)
-    answer = generate(sglang_server.url, [72, 101, 108])
-    assert answer["output_ids"] == greedy("tiny", [72, 101, 108])
-
-
-def test_a_real_server_is_on_this_machine_alone(sglang_server):
-    found = [
-        taken.laddr
-        for process in sglang_server.processes()
-        for taken in process.net_connections("tcp")
-        if taken.status == psutil.CONN_LISTEN
-    ]
-    assert sglang_server.port in {address.port for address in found}
-    assert {address.ip for address in found} == {"127.0.0.1"}
-
-
-OWNER = """
-import json, sys
-from xorl_lab.samplers.sglang_server import SGLangServer
-
-def say(line):
-    print(json.dumps(line), flush=True)
-
-server = SGLangServer.start(sys.argv[1], device="cpu", dtype="float32", progress=say)
-say([server.url, [process.pid for process in server.processes()]])
-sys.stdin.readline()
-"""
-
-
-class Notebook:
-    """A kernel that has started a real server."""
-
-    def __init__(self, root: Path, home: Path) -> None:
-        need_sglang()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", OWNER, "tiny"],
-            cwd=root,
-            env={**os.environ, "PYTHONPATH": str(root), "XORL_LAB_HOME": str(home)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def read_until(self, wanted: str) -> str:
-        """Read what it says until a line begins like this."""
-        while line := self.process.stdout.readline():
-            said = json.loads(line)
-            if isinstance(said, list) or said.startswith(wanted):
-                return said
-        raise AssertionError("it ended")
-
-    def below(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
-
-
-@pytest.fixture
-def notebook(root, tmp_path):
-    started: list[Notebook] = []
-
-    def build() -> Notebook:
-        started.append(Notebook(root, tmp_path))
-        return started[-1]
-
-    yield build
-    for one in started:
-        if one.process.returncode is None:
-            one.kill()
-
-
-def test_no_process_of_a_real_server_outlives_a_killed_notebook(notebook):
-    killed = notebook()
-    url, _ = killed.read_until("the end")
-    family = killed.below()
-    assert len(family) >= 4, "supervisor, server, scheduler, detokenizer"
-    assert all(lives(process) for process in family)
-    assert len(generate(url, [1, 2, 3])["output_ids"]) == 4
-    killed.kill()
-    assert left(family) == []
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("moment", ["starting SGLang", "loading SGLang", "laying out memory"])
-def test_a_notebook_killed_while_a_real_server_starts_leaves_nothing(notebook, moment):
-    killed = notebook()
-    killed.read_until(moment)
-    family = killed.below()
-    assert family
-    killed.kill()
-    assert left(family) == []
-    again = notebook()
-    url, _ = again.read_until("the end")
-    assert len(generate(url, [1, 2, 3])["output_ids"]) == 4
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_real_server_of_an_exported_full_checkpoint(tmp_path):
-    need_sglang()
-    service = xl.ServiceClient(home=tmp_path, device="cpu", dtype="float32")
-    client = service.create_training_client("tiny")
-    data = [xl.Datum(xl.ModelInput.from_ints([1, 2, 3, 4]), {"labels": [1, 2, 3, 4]})]
-    for _ in range(5):
-        client.forward_backward(data).result()
-        client.optim_step(xl.AdamParams(learning_rate=1e-2)).result()
-    client.save_weights_for_sampler("served").result()
-    (folder,) = (p.parent for p in tmp_path.rglob("served/model.safetensors"))
-    sampler = client.save_weights_and_get_sampling_client()
-    params = xl.SamplingParams(max_tokens=4, temperature=0)
-    expected = sampler.sample(xl.ModelInput.from_ints([1, 2]), params, 1).result().sequences[0]
-    with SGLangServer.start(folder, max_rank=None) as server:
-        assert generate(server.url, [1, 2])["output_ids"] == expected.tokens
-    assert expected.tokens != greedy("tiny", [1, 2])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", ["SmolLM2-135M-Instruct", "tiny-moe"])
-def test_a_real_server_of_our_other_models(name):
-    need_sglang()
-    ids = [72, 101, 108, 108, 111]
-    with SGLangServer.start(name, experts=name == "tiny-moe") as server:
-        assert generate(server.url, ids)["output_ids"] == greedy(name, ids)

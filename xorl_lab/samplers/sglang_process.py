@@ -24,8 +24,8 @@ import psutil
 from xorl_lab.errors import ConfigError, SamplerError
 from xorl_lab.samplers import supervisor
 
-GRACE = 5.0
-"""Seconds between asking a server to end and killing it."""
+GRACE = 3.0
+"""Seconds between asking a server to end and killing it; SGLang itself looks every 5 s."""
 LOOK = 0.3
 """Seconds between two looks at a server that starts."""
 HEALTH_TIMEOUT = 30.0
@@ -171,7 +171,7 @@ class ServerProcess:
         with self._lock:
             self.tell()
             try:
-                self._process.wait(self._grace + supervisor.INSIST + 5)
+                self._process.wait(self._grace + supervisor.TIDY + supervisor.INSIST + 5)
             except subprocess.TimeoutExpired:
                 for process in self.processes():
                     with suppress(psutil.Error):

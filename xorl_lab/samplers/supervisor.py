@@ -17,14 +17,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
 LOOK = 0.2
 """Seconds between two looks at the command and the parent; the pipe wakes it at once."""
+TIDY = 1.0
+"""Seconds between the command's end and killing what it has left."""
 INSIST = 10.0
 """Seconds for which what is left is killed again and again."""
+SHARED = "/dev/shm/sgl"
+"""How the names of SGLang's files in shared memory begin."""
 _DEATH_SIGNAL, _ADOPT_ORPHANS = 1, 36
 """Of prctl: what a process gets when its parent dies; become the parent of orphans below."""
 
@@ -65,25 +71,49 @@ class Supervised:
         Returns:
             Its exit status.
         """
+        shared = shared_memory(below())
         if self.status is None:
             self._process.terminate()
-        deadline = time.monotonic() + grace
-        while (self.status is None or below()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        deadline = time.monotonic() + INSIST
-        while (left := below()) and time.monotonic() < deadline:
-            for process in left:
-                with suppress(psutil.Error):
-                    process.kill()
-            time.sleep(0.05)
-            self.status  # noqa: B018 (collects them)
+        wait_while(lambda: self.status is None, grace)
+        if self.status is None:
+            self._process.kill()
+        # Its workers are told by the system; one of them tidies up what it shared in memory.
+        wait_while(lambda: self.status is None or bool(below()), TIDY)
+        wait_while(self._kill_below, INSIST)
+        for path in shared:
+            path.unlink(missing_ok=True)
         status = self.status
         return -signal.SIGKILL if status is None else status
+
+    def _kill_below(self) -> bool:
+        """Kill everything below this process; False if there is nothing."""
+        left = below()
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
+        return self.status is None or bool(left)
+
+
+def wait_while(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait until a condition no longer holds, at most so long."""
+    deadline = time.monotonic() + seconds
+    while condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def below() -> list[psutil.Process]:
     """Every process that descends from this one."""
     return psutil.Process().children(recursive=True)
+
+
+def shared_memory(processes: list[psutil.Process]) -> set[Path]:
+    """Files of SGLang's in shared memory that these processes have: it leaves them there."""
+    found: set[str] = set()
+    for process in processes:
+        with suppress(psutil.Error):
+            found |= {file.path for file in process.open_files()}
+            found |= {mapped.path for mapped in process.memory_maps()}
+    return {Path(path) for path in found if path.startswith(SHARED)}
 
 
 def prctl(option: int, value: int) -> None:
