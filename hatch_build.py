@@ -1,5 +1,7 @@
 """Builds the front end into the package, when it is missing or older than its sources.
 
+The notebooks go into wheels too.
+
 Called by hatchling for wheels, sdists and editable installs, and by `make front`.
 """
 
@@ -64,8 +66,11 @@ class FrontEndHook(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called by hatchling before it collects files."""
-        del version, build_data
-        build_front_end(Path(self.root))
+        root = Path(self.root)
+        build_front_end(root)
+        if self.target_name == "wheel" and version != "editable":
+            for path in sorted((root / "notebooks").glob("*.ipynb")):
+                build_data["force_include"][str(path)] = f"xorl_lab/notebooks/{path.name}"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Each command imports what it needs when it runs: ``doctor`` has to work where to
 """
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -77,6 +78,48 @@ def serve(context: typer.Context) -> None:
     inner = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     inner.command()(serve_command)
     inner(args=context.args, prog_name="xorl-lab serve")
+
+
+@app.command()
+def notebooks(
+    folder: Annotated[
+        Path, typer.Argument(help="Where to put them; made if it is not there.")
+    ] = Path("xorl-lab-notebooks"),
+    html: Annotated[
+        bool, typer.Option("--html", help="As pages to read, which need no kernel and no network.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace notebooks that you have changed.")
+    ] = False,
+) -> None:
+    """Copy the course out of the package, or render it as pages."""
+    from xorl_lab.cli import course  # noqa: PLC0415 (no other command needs it)
+
+    if html:
+        course.gallery(folder, Console())
+    else:
+        course.copy(folder, Console(), overwrite=overwrite)
+
+
+@app.command()
+def sglang(
+    install: Annotated[
+        bool, typer.Option("--install", help="Make an environment with SGLang (2.3 GB).")
+    ] = False,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where to make it.", show_default="~/.xorl_lab/sglang")
+    ] = None,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="With CUDA's kernels, for a GPU: many gigabytes.")
+    ] = False,
+) -> None:
+    """Say whether a SGLang server can be started here, or install what it needs."""
+    from xorl_lab.cli import sglang_environment as command  # noqa: PLC0415 (no other command needs it)
+
+    if install:
+        command.install(Console(), folder, gpu=gpu)
+    elif not command.show(Console()):
+        raise typer.Exit(1)
 
 
 def main() -> None:

@@ -1,0 +1,114 @@
+"""``xorl-lab notebooks``: copies of the course, and pages to read."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from typer.testing import CliRunner
+
+from xorl_lab.cli import app, course
+from xorl_lab.errors import ConfigError
+
+
+def run(*arguments: str | Path) -> str:
+    result = CliRunner().invoke(app, ["notebooks", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+@pytest.fixture
+def one(tmp_path, monkeypatch):
+    """A course of one notebook, with text of a model in it that means harm."""
+    cells = [
+        nbformat.v4.new_markdown_cell("# A *title*\n\nWhat it is about, [see](02_next.ipynb)."),
+        nbformat.v4.new_code_cell(
+            "figure",
+            outputs=[
+                nbformat.v4.new_output(
+                    "display_data",
+                    {
+                        course.PLOTLY: {
+                            "data": [{"y": [1, 3], "name": "</script><b id=harm>"}],
+                            "layout": {},
+                        }
+                    },
+                ),
+                nbformat.v4.new_output(
+                    "display_data",
+                    {course.WIDGET: {"model_id": "x"}, "text/plain": "a widget"},
+                ),
+                nbformat.v4.new_output("display_data", {"text/html": "<p>its picture</p>"}),
+                nbformat.v4.new_output("stream", text="<b id=harm>"),
+            ],
+        ),
+    ]
+    folder = tmp_path / "course"
+    folder.mkdir()
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / "01_one.ipynb")
+    monkeypatch.setattr(course, "folder", lambda: folder)
+    return folder
+
+
+def test_a_copy_keeps_what_a_person_has_changed(one, tmp_path):
+    target = tmp_path / "mine"
+    assert "01_one.ipynb: copied" in run(target)
+    assert (target / "01_one.ipynb").read_bytes() == (one / "01_one.ipynb").read_bytes()
+    assert "is there already" in run(target)
+    (target / "01_one.ipynb").write_text("changed")
+    assert "differs" in run(target)
+    assert (target / "01_one.ipynb").read_text() == "changed"
+    assert "replaced" in run(target, "--overwrite")
+    assert (target / "01_one.ipynb").read_bytes() == (one / "01_one.ipynb").read_bytes()
+
+
+def test_a_folder_that_is_a_file_is_an_error(one, tmp_path):
+    (tmp_path / "file").write_text("")
+    for html in ((), ("--html",)):
+        result = CliRunner().invoke(app, ["notebooks", str(tmp_path / "file"), *html])
+        assert isinstance(result.exception, ConfigError)
+        assert "cannot be made a folder" in str(result.exception)
+
+
+def test_an_installation_without_notebooks_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(course, "__file__", str(tmp_path / "xorl_lab" / "cli" / "course.py"))
+    with pytest.raises(ConfigError, match="there are no notebooks beside"):
+        course.folder()
+
+
+def test_pages_escape_text_and_leave_widgets_to_their_pictures(one, tmp_path):
+    run(tmp_path / "pages", "--html")
+    page = (tmp_path / "pages" / "01_one.html").read_text()
+    assert "<title>A title</title>" in page
+    assert "its picture" in page
+    assert "a widget" not in page
+    assert "<b id=harm>" not in page.replace("<\\/script><b id=harm>", "")
+    assert page.count("</script>") == 2  # what loads plotly, and what draws the figure
+    assert 'href="02_next.html"' in page
+    index = (tmp_path / "pages" / "index.html").read_text()
+    assert "What it is about, see." in index
+
+
+def test_the_real_course_becomes_pages_that_need_no_network(root, tmp_path):
+    run(tmp_path, "--html")
+    names = {path.stem for path in (root / "notebooks").glob("*.ipynb")}
+    assert {path.stem for path in tmp_path.glob("*.html")} == names | {"index"}
+    for path in tmp_path.glob("*.html"):
+        loaded = re.findall(
+            r'<(?:script|link|img|iframe)[^>]*(?:src|href)="([^"]+)"', path.read_text()
+        )
+        assert set(loaded) <= {course.SCRIPT} | {s for s in loaded if s.startswith("data:")}, path
+
+
+def test_a_page_draws_its_charts_offline(one, tmp_path):
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    from tests.widgets import jupyter
+
+    if jupyter.chromium() is None:
+        pytest.skip("chromium is not installed")
+    run(tmp_path / "pages", "--html")
+    with jupyter.browser() as browser:
+        page = browser.new_context(offline=True).new_page()
+        page.goto((tmp_path / "pages" / "01_one.html").as_uri())
+        page.wait_for_selector(".js-plotly-plot .trace")
+        assert page.locator("#harm").count() == 0
