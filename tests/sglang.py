@@ -31,5 +31,6 @@ def sglang_server(tmp_path_factory):
     from xorl_lab.samplers.sglang_server import SGLangServer
 
     log = tmp_path_factory.mktemp("sglang") / "server.log"
-    with SGLangServer.start("tiny", dtype="float32", device="cpu", max_rank=32, log=log) as server:
+    settings = {"dtype": "float32", "device": "cpu", "max_rank": 32, "log": log}
+    with SGLangServer.start("tiny", **settings, progress=None) as server:
         yield server

@@ -74,11 +74,20 @@ def test_a_start_shows_how_far_it_is_and_keeps_its_log(pretend, empty_home):
     assert said[-1].startswith(f"ready at {server.url}")
 
 
-def test_a_start_that_fails_leaves_nothing(pretend, empty_home):
+def test_a_start_that_fails_leaves_nothing(pretend, empty_home, capsys):
     pretend("dies")
     with pytest.raises(SamplerError, match="ended with status 3"):
         SGLangServer.start("tiny")
     assert not sglang_process.RUNNING
+    said = capsys.readouterr()
+    assert said.err.startswith("starting SGLang on the CPU; its log is ")
+    assert said.out == ""
+
+
+def test_a_start_can_be_silent(pretend, empty_home, capsys):
+    pretend("healthy")
+    SGLangServer.start("tiny", progress=None).stop()
+    assert capsys.readouterr() == ("", "")
 
 
 def test_an_interrupt_while_it_starts_ends_it(pretend, empty_home):

@@ -54,6 +54,13 @@ TAKEN = "address already in use"
 
 Progress = Callable[[str], object]
 
+
+def tell(line: str) -> None:
+    """Write a line to standard error: a terminal and a notebook show it."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
 RUNNING: "set[ServerProcess]" = set()
 """Servers of this process that have not been stopped."""
 

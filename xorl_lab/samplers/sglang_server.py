@@ -11,7 +11,7 @@ from xorl_lab.home import home
 from xorl_lab.samplers import sglang_install, sglang_plan
 from xorl_lab.samplers.sglang_install import interpreter
 from xorl_lab.samplers.sglang_models import served
-from xorl_lab.samplers.sglang_process import Progress, ServerProcess, free_port
+from xorl_lab.samplers.sglang_process import Progress, ServerProcess, free_port, tell
 
 __all__ = ["SGLangServer", "interpreter"]
 
@@ -52,7 +52,7 @@ class SGLangServer(ServerProcess):
         python: str | Path | None = None,
         log: Path | None = None,
         timeout: float = 600.0,
-        progress: Progress | None = None,
+        progress: Progress | None = tell,
         experts: bool = False,
         threads: int | None = None,
         cache_tokens: int | None = None,
@@ -69,7 +69,8 @@ class SGLangServer(ServerProcess):
             python: interpreter of the environment with SGLang; None looks for one.
             log: file for its output; None = one of its own in the home of xorl_lab.
             timeout: seconds to wait until it answers.
-            progress: called with a sentence whenever it is a stage further.
+            progress: called with a sentence whenever it is a stage further; by default they are
+                written to standard error, which a notebook shows. None = nothing is said.
             experts: whether chosen experts can be asked for (mixtures of experts alone).
             threads: for arithmetic on a CPU; None = $OMP_NUM_THREADS, else half of the cores.
             cache_tokens: tokens in the cache of keys and values; None = as many as the rule in
