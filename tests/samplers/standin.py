@@ -60,7 +60,7 @@ def main(behaviour: str, port: int, file: Path) -> None:
             time.sleep(0.02)
     if behaviour == "unwell":
         Health.status = 503
-    say(f"in {os.environ['TMPDIR']}")
+    say(f"PYTHONPATH is {os.environ.get('PYTHONPATH')}", f"in {os.environ['TMPDIR']}")
     HTTPServer(("127.0.0.1", port), Health).serve_forever()
 
 

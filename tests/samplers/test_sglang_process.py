@@ -46,6 +46,7 @@ def test_it_answers_and_is_gone_when_stopped(tmp_path):
     assert server.processes() == []
     assert "ended with status" in repr(server)
     assert "Load weight begin" in server.log.read_text(), "the log is kept"
+    assert "PYTHONPATH is None" in server.log.read_text(), "it would find modules of ours"
     assert said[-1].startswith(f"ready at {server.url}")
     server.stop()
     server.stop()

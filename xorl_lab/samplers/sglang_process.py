@@ -108,14 +108,15 @@ class ServerProcess:
     def _supervise(
         self, command: Sequence[str], environment: Mapping[str, str], sink: IO[bytes]
     ) -> "subprocess.Popen[bytes]":
-        script = [sys.executable, "-I", str(Path(supervisor.__file__))]
+        script = [sys.executable, "-P", str(Path(supervisor.__file__))]
+        modules = str(Path(psutil.__file__).parents[1])  # wherever this process has it from
         return subprocess.Popen(
             [*script, str(self._owner), str(self._grace), str(self._scratch), *command],
             stdin=subprocess.PIPE,
             stdout=sink,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=environment,
+            env={**environment, "PYTHONPATH": modules},
         )
 
     @property

@@ -149,6 +149,7 @@ def main(arguments: list[str]) -> int:
         The command's exit status as shells give it: 128 + n after signal n.
     """
     parent, grace, folder, *command = arguments
+    os.environ.pop("PYTHONPATH", None)  # for this script alone, not for the command
     asked = [False]
 
     def ask(*_: object) -> None:
