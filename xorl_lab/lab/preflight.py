@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from xorl_lab.recipes import rollouts
+from xorl_lab.recipes import episodes, rollouts
+from xorl_lab.recipes.environments import judge_of
 from xorl_lab.recipes.grpo import ADVANTAGES, GrpoSettings
 from xorl_lab.recipes.order import derive_seed
 from xorl_lab.recipes.prompts import columns, encode_prompts
-from xorl_lab.recipes.rewards import RewardFunction, Scorer
+from xorl_lab.recipes.rewards import RewardFunction
 from xorl_lab.types import Group, Rollout
 
 if TYPE_CHECKING:
@@ -55,12 +56,12 @@ def check_grpo(
     chosen = [encoded[i * len(encoded) // count] for i in range(count)]
     params = [settings.sampling(derive_seed(settings.seed, 0, i)) for i in range(count)]
     sampler = client.save_weights_and_get_sampling_client()
-    responses = rollouts.sample(sampler, chosen, params, min(SAMPLES, settings.group_size))
-    scorer = Scorer(reward, columns(encoded))
-    groups = [
-        rollouts.score(p, r, client.version, scorer, ADVANTAGES["mean"])
-        for p, r in zip(chosen, responses, strict=True)
-    ]
+    judge = judge_of(reward, columns(encoded), settings.reward_timeout)
+    samples = min(SAMPLES, settings.group_size)
+    draw = rollouts.Draw(client, sampler, samples, max_turns=settings.max_turns)
+    drawn = episodes.collect(draw, chosen, params, judge)
+    advantage = ADVANTAGES["mean"]
+    groups = [rollouts.group(p, own, advantage) for p, own in zip(chosen, drawn, strict=True)]
     rate = check_rate(settings.learning_rate, lora=client.lora is not None)
     single = ["group_size is 1: with nothing to compare with, no completion teaches anything"]
     alone = settings.group_size == 1 and settings.kl_coef == 0
@@ -69,7 +70,9 @@ def check_grpo(
 
 def _ends(groups: Sequence[Group], settings: GrpoSettings) -> list[str]:
     drawn = _all(groups)
-    cut = sum(r.stop_reason == "length" for r in drawn)
+    # An episode that ran out of turns or context says so itself.
+    over = [r for r in drawn if r.weights is not None and r.reward is None]
+    cut = sum(r.stop_reason == "length" for r in drawn) - len(over)
     if cut < len(drawn):
         return []
     if settings.stop is not None:

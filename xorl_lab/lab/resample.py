@@ -91,7 +91,8 @@ def plan(
     Args:
         reader: of its run.
         rollout: its id.
-        position: tokens of the completion that stay.
+        position: tokens of the completion that stay; of an episode the turn that the next one is in
+            is gone on with, to its end.
         params: as of :meth:`xorl_lab.lab.run.Run.resample`.
         context: longest sequence of the model in tokens, if it is known.
         model: name of the base model at hand.
@@ -113,10 +114,19 @@ def plan(
             f"position is {position!r}: rollout {rollout} has {length} tokens, so pass 0 to "
             f"{length}"
         )
+    turns = recorded.turns
+    turn = next((t for t in turns if t[0] <= position < t[1]), None)
+    if turn is None and position < length:
+        inside = " and ".join(f"{start} to {end - 1}" for start, end in turns)
+        raise ConfigError(
+            f"token {position} of rollout {rollout} was written by the environment, whose part the "
+            f"model does not take: pass a position in one of the model's turns, {inside}"
+        )
     chosen = dict(params)
     n = chosen.pop("n", 1)
     before = len(recorded.prompt_tokens) + position
-    return Plan(recorded, position, _settings(info.settings, chosen, position, before, context), n)
+    kept = position - (turn or turns[-1])[0] if turns else position
+    return Plan(recorded, position, _settings(info.settings, chosen, kept, before, context), n)
 
 
 def resampled(planned: Plan, client: "SamplingClient", reference: str, pieces: Pieces) -> Resampled:
@@ -153,18 +163,25 @@ def resampled(planned: Plan, client: "SamplingClient", reference: str, pieces: P
 def _settings(
     settings: Mapping[str, Any],
     chosen: Mapping[str, Any],
-    position: int,
+    kept: int,
     before: int,
     context: int | None,
 ) -> SamplingParams:
     """How the run drew, but for what is chosen; no longer than the context unless that is chosen.
+
+    Args:
+        settings: of the run.
+        chosen: by the caller.
+        kept: tokens of the turn that stay.
+        before: tokens of the prompt and of all that stays.
+        context: longest sequence of the model in tokens, if it is known.
 
     Raises:
         ConfigError: a parameter is unknown or out of range, or nothing more fits.
     """
     recipe = settings.get("recipe", {})
     own = {k: recipe[k] for k in ("temperature", "stop") if recipe.get(k) is not None}
-    room = MAX_TOKENS if "max_tokens" not in recipe else max(recipe["max_tokens"] - position, 1)
+    room = MAX_TOKENS if "max_tokens" not in recipe else max(recipe["max_tokens"] - kept, 1)
     if context is not None and before >= context:
         raise ConfigError(
             f"prompt and kept tokens are {before}, and the model's context holds {context}: keep "

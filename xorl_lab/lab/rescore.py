@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from xorl_lab.errors import StoreError
+from xorl_lab.errors import ConfigError, StoreError
 from xorl_lab.lab.console import Counting
 from xorl_lab.lab.rescored import Rescored, Scored
+from xorl_lab.recipes.conversation import Conversation
+from xorl_lab.recipes.environments import Environment, Turn, judge_of, replay
 from xorl_lab.recipes.grpo import ADVANTAGES
+from xorl_lab.recipes.limit import SECONDS
 from xorl_lab.recipes.prompts import Prompt, columns, encode_prompts
-from xorl_lab.recipes.rewards import RewardFunction, Scorer
+from xorl_lab.recipes.rewards import RewardFunction, Score, Scorer
 from xorl_lab.store import Condition, Reader, StoredRollout
 from xorl_lab.store.rows import to_json
 from xorl_lab.types import Rollout, SampledSequence
@@ -31,6 +34,8 @@ class Kept:
     """Ids of the completion."""
     rollout: Rollout
     """The rest of it, without values per token."""
+    turns: list[tuple[int, int]]
+    """Where the model's turns begin and end among the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,10 @@ class Recorded:
     """Of the chosen rollouts, by sample index."""
 
 
+ScoreOf = Callable[[Recorded, Kept], Score]
+"""Scores a rollout of a group."""
+
+
 def rescore(
     reader: Reader,
     reward: RewardFunction,
@@ -69,7 +78,7 @@ def rescore(
         reward: the other function.
         where: which rollouts are shown.
         given: the prompts as the run was given them, if they are at hand.
-        tokenizer: with which they are recognised.
+        tokenizer: with which they are recognised, and an environment is played again.
         quiet: show no progress.
 
     Raises:
@@ -82,12 +91,13 @@ def rescore(
         what = "none that fit" if where else "none"
         raise StoreError(f"run {reader.info.name!r} has {what} of its rollouts recorded")
     there = set.intersection(*(set(group.row) for group in groups))
-    scorer = Scorer(reward, columns(prompts) if prompts else there)
+    judge = judge_of(reward, columns(prompts) if prompts else there, SECONDS)
+    score = _scorer(judge, tokenizer, reader.info.settings.get("recipe", {}))
     advantage = ADVANTAGES[reader.info.settings.get("recipe", {}).get("advantage", "group")]
     show = (lambda items, _: items) if quiet else _shown
     found: list[Scored] = []
     for group in show(groups, sum(len(g.kept) for g in groups)):
-        found += _scored(group, scorer, advantage)
+        found += _scored(group, score, advantage)
     return Rescored(reader.info.name, found)
 
 
@@ -137,21 +147,90 @@ def _slim(stored: StoredRollout) -> Kept:
         stored.advantage,
         stored.error,
     )
-    return Kept(stored.tokens.copy(), bare)  # the array is a part of its whole group's
+    # The array is a part of its whole group's.
+    return Kept(stored.tokens.copy(), bare, stored.turns)
+
+
+def _scorer(
+    judge: Scorer | Environment,
+    tokenizer: "PreTrainedTokenizerBase | None",
+    recipe: Mapping[str, Any],
+) -> ScoreOf:
+    """What scores a recorded rollout of a group.
+
+    Raises:
+        ConfigError: an environment is to be played again without a tokenizer.
+    """
+    if isinstance(judge, Environment):
+        if tokenizer is None:
+            raise ConfigError(
+                "the reward function is an environment, which is played again from the text of "
+                "the recorded turns, and nothing here knows the tokenizer: open the run from a Lab "
+                "with its model"
+            )
+        return Replay(judge, tokenizer, recipe)
+    return lambda group, kept: judge(
+        group.given,
+        group.row,
+        SampledSequence(kept.tokens.tolist(), kept.rollout.stop_reason, text=kept.rollout.text),
+    )
+
+
+class Replay:
+    """An environment, told what the model wrote, as long as it answers what was recorded.
+
+    Args:
+        environment: the one that was played, or another that differs in its rewards.
+        tokenizer: of the run's model.
+        recipe: settings of the run.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        tokenizer: "PreTrainedTokenizerBase",
+        recipe: Mapping[str, Any],
+    ) -> None:
+        self._environment = environment
+        self._tokenizer = tokenizer
+        stop = recipe.get("stop") or []
+        self._stops = [stop] if isinstance(stop, str) else list(stop)
+        self._most = recipe.get("max_turns")
+
+    def __call__(self, group: Recorded, kept: Kept) -> Score:
+        """Score one rollout."""
+        tokens = kept.tokens.tolist()
+        turns = [
+            self._turn(tokens[start:end], number, kept, last=number == len(kept.turns))
+            for number, (start, end) in enumerate(kept.turns, start=1)
+        ]
+        prompt = Prompt(group.given, group.prompt, [], group.row)
+        conversation = Conversation(prompt, self._tokenizer)
+        gaps = [
+            tokens[end:start]
+            for (_, end), (start, _) in zip(kept.turns, kept.turns[1:], strict=False)
+        ]
+
+        def said(index: int, observation: object) -> bool:
+            turn = turns[index]
+            return conversation.reply(turn.text, turn.tokens, observation)[1] == gaps[index]
+
+        return replay(self._environment, group.given, group.row, turns, said)
+
+    def _turn(self, tokens: list[int], number: int, kept: Kept, *, last: bool) -> Turn:
+        text = str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+        cuts = [cut for stop in self._stops if (cut := text.find(stop)) >= 0]
+        special = bool(tokens) and tokens[-1] in self._tokenizer.all_special_ids
+        ended = bool(cuts) or special
+        reason = kept.rollout.stop_reason if last else "stop" if ended else "length"
+        return Turn(text[: min(cuts, default=None)], tokens, reason, number, number == self._most)
 
 
 def _scored(
-    group: Recorded, scorer: Scorer, advantage: Callable[[Sequence[float | None]], list[float]]
+    group: Recorded, score_of: ScoreOf, advantage: Callable[[Sequence[float | None]], list[float]]
 ) -> list[Scored]:
     """The chosen rollouts of a group; all of it is scored, as advantages compare."""
-    scores = [
-        scorer(
-            group.given,
-            group.row,
-            SampledSequence(kept.tokens.tolist(), kept.rollout.stop_reason, text=kept.rollout.text),
-        )
-        for kept in group.kept
-    ]
+    scores = [score_of(group, kept) for kept in group.kept]
     advantages = advantage([score.total for score in scores])
     return [
         Scored(

@@ -249,8 +249,9 @@ class Run:
     ) -> "Rescored":
         """Run another reward function over the recorded rollouts; nothing is sampled again.
 
-        The function gets what it would have got in training.  Advantages are those of whole groups,
-        of which the result shows the chosen rollouts.
+        The function gets what it would have got in training; an environment is told what the model
+        wrote, as long as it answers what was recorded.  Advantages are those of whole groups, of
+        which the result shows the chosen rollouts.
 
         Args:
             reward: as for :meth:`xorl_lab.Lab.grpo`.
@@ -264,10 +265,12 @@ class Run:
             StoreError: there are no such rollouts, or a condition is none.
         """
         from xorl_lab.lab.rescore import rescore  # noqa: PLC0415 (as seldom as it is used)
+        from xorl_lab.recipes.rewards import yields  # noqa: PLC0415 (as above)
 
         links = self._links()
         given = links.prompts if prompts is None and links is not None else prompts
-        tokenizer = None if given is None else self._lent("a tokenizer").tokenizer
+        needed = given is not None or yields(reward)
+        tokenizer = self._lent("a tokenizer").tokenizer if needed else None
         return rescore(self.reader, reward, where, given=given, tokenizer=tokenizer, quiet=quiet)
 
     def diagnose(

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from xorl_lab.recipes import rollouts
+from xorl_lab.recipes import episodes, rollouts
+from xorl_lab.recipes.environments import MAX_TURNS, judge_of
+from xorl_lab.recipes.limit import SECONDS
 from xorl_lab.recipes.prompts import check_lengths, columns, encode_prompts
-from xorl_lab.recipes.rewards import RewardFunction, Scorer
+from xorl_lab.recipes.rewards import RewardFunction
 from xorl_lab.types import Group, SamplingParams
 
 if TYPE_CHECKING:
@@ -43,13 +45,15 @@ class Evaluation:
         return {"held_out:reward": self.reward, "held_out:accuracy": self.accuracy}
 
 
-def evaluate(
+def evaluate(  # noqa: PLR0913 (all settings by name, as the recipe has them)
     client: "TrainingClient",
     prompts: object,
     reward: RewardFunction,
     *,
     max_tokens: int,
     stop: str | list[str] | None = None,
+    max_turns: int = MAX_TURNS,
+    reward_timeout: float | None = SECONDS,
     sampler: "SamplingClient | None" = None,
 ) -> Evaluation:
     """Answer every prompt once, greedily, and score the answers.
@@ -58,8 +62,10 @@ def evaluate(
         client: the model.
         prompts: as for :func:`~xorl_lab.recipes.grpo.grpo`.
         reward: as for :func:`~xorl_lab.recipes.grpo.grpo`.
-        max_tokens: longest completion, in tokens.
-        stop: end a completion at any of these strings.
+        max_tokens: longest completion, or turn of an episode, in tokens.
+        stop: end it at any of these strings.
+        max_turns: turns of an episode, at most.
+        reward_timeout: seconds that each call of the reward may take; None = any.
         sampler: the weights to evaluate; None means the client's present ones.
 
     Raises:
@@ -68,16 +74,13 @@ def evaluate(
     """
     encoded = encode_prompts(prompts, client.get_tokenizer())
     check_lengths(encoded, max_tokens, client.context_length)
-    scorer = Scorer(reward, columns(encoded))
+    judge = judge_of(reward, columns(encoded), reward_timeout)
     greedy = SamplingParams(max_tokens=max_tokens, temperature=0.0, stop=stop)
     weights = sampler or client.save_weights_and_get_sampling_client()
-    version = rollouts.version_of(weights, client)
-    responses = rollouts.sample(weights, encoded, [greedy] * len(encoded), num_samples=1)
+    draw = rollouts.Draw(client, weights, num_samples=1, max_turns=max_turns)
+    drawn = episodes.collect(draw, encoded, [greedy] * len(encoded), judge)
     return Evaluation(
-        [
-            rollouts.score(prompt, response, version, scorer, _none)
-            for prompt, response in zip(encoded, responses, strict=True)
-        ]
+        [rollouts.group(p, own, _none) for p, own in zip(encoded, drawn, strict=True)]
     )
 
 

@@ -14,13 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 from xorl_lab import losses
 from xorl_lab.errors import ConfigError
-from xorl_lab.recipes import rollouts
+from xorl_lab.recipes import episodes, rollouts
 from xorl_lab.recipes.clock import Clock
+from xorl_lab.recipes.environments import MAX_TURNS, Environment, judge_of
 from xorl_lab.recipes.evaluate import Evaluation, evaluate
+from xorl_lab.recipes.limit import SECONDS
 from xorl_lab.recipes.order import derive_seed, endless
 from xorl_lab.recipes.prompts import Prompt, check_lengths, columns, encode_prompts
 from xorl_lab.recipes.rewards import RewardFunction, Scorer, require_some_reward
-from xorl_lab.recipes.settings import Course, build, check_choice, check_integer
+from xorl_lab.recipes.settings import (
+    Course,
+    build,
+    check_choice,
+    check_integer,
+    check_seconds,
+)
 from xorl_lab.recipes.update import update
 from xorl_lab.samplers.base import MAX_TOP
 from xorl_lab.types import AdamParams, SamplingParams, StepRecord
@@ -45,7 +53,7 @@ class GrpoSettings:
     steps: int
     """Number of steps."""
     max_tokens: int
-    """Longest completion, in tokens."""
+    """Longest completion, or turn of an episode, in tokens."""
     learning_rate: float
     """Of AdamW, constant."""
     group_size: int = 8
@@ -56,6 +64,11 @@ class GrpoSettings:
     """Divides the logits when drawing, and in the loss too."""
     stop: str | list[str] | None = None
     """End a completion at any of these strings."""
+    max_turns: int = MAX_TURNS
+    """Turns of an episode, at most, where the reward is an environment."""
+    reward_timeout: float | None = SECONDS
+    """Seconds that each call of the reward may take, which is cut off then; None = any, in the
+    thread of the run."""
     advantage: str = "group"
     """``group``: (r - mean) / std, ``mean``: r - mean, ``leave_one_out``: r - mean of others."""
     loss_fn: str = "policy_loss"
@@ -82,14 +95,19 @@ class GrpoSettings:
     """Of AdamW."""
     record_top: int = 5
     """Alternatives recorded for each token, with the entropy of the choice; 0 = neither."""
+    replay_experts: bool = False
+    """Have the trainer go through the experts that the sampler chose (mixtures of experts only);
+    they are not recorded."""
     seed: int = 0
     """Order of the prompts and every random draw; the same seed gives the same run."""
 
     def __post_init__(self) -> None:
         lows = {"steps": 1, "max_tokens": 1, "group_size": 1, "prompts_per_step": 1}
         lows |= {"updates_per_batch": 1, "evaluate_every": 0, "seed": 0, "record_top": 0}
+        lows |= {"max_turns": 1}
         for name, low in lows.items():
             check_integer(name, getattr(self, name), low)
+        check_seconds("reward_timeout", self.reward_timeout)
         if self.record_top > MAX_TOP:
             raise ConfigError(
                 f"record_top is {self.record_top}: pass an integer from 0 to {MAX_TOP}"
@@ -121,7 +139,11 @@ class GrpoSettings:
     def sampling(self, seed: int) -> SamplingParams:
         """The sampler's share of the settings."""
         return SamplingParams(
-            max_tokens=self.max_tokens, temperature=self.temperature, stop=self.stop, seed=seed
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            stop=self.stop,
+            return_routed_experts=self.replay_experts,
+            seed=seed,
         )
 
     def loss(self) -> dict[str, Any]:
@@ -156,6 +178,7 @@ def grpo(
             columns, such as ``answer``, go to the reward function.
         reward: called by name with what it asks for of ``prompt``, ``completion``, ``tokens``,
             ``stop_reason`` and the columns; returns a number, or a dict of numbers to be summed.
+            One that yields is an environment: see :mod:`~xorl_lab.recipes.environments`.
         held_out: prompts never trained on, for evaluation.
         done: steps that lie behind the client's weights; the next one is the one that would come.
         live: asked for the settings before each step, to change some on the way.
@@ -173,21 +196,22 @@ def grpo(
     chosen = build(GrpoSettings, settings)
     encoded = encode_prompts(prompts, client.get_tokenizer())
     check_lengths(encoded, chosen.max_tokens, client.context_length)
-    scorer = Scorer(reward, columns(encoded))
+    judge = judge_of(reward, columns(encoded), chosen.reward_timeout)
     examine: Examine | None = None
     if held_out is not None:
         unseen = encode_prompts(held_out, client.get_tokenizer())
         check_lengths(unseen, chosen.max_tokens, client.context_length)
-        Scorer(reward, columns(unseen))
-        limits = {"max_tokens": chosen.max_tokens, "stop": chosen.stop}
+        judge_of(reward, columns(unseen))
+        names = ("max_tokens", "stop", "max_turns", "reward_timeout")
+        limits = {name: getattr(chosen, name) for name in names}
         examine = functools.partial(evaluate, client, held_out, reward, **limits)
-    return _steps(client, encoded, scorer, Course(chosen, live, done), examine)
+    return _steps(client, encoded, judge, Course(chosen, live, done), examine)
 
 
 def _steps(
     client: "TrainingClient",
     prompts: Sequence[Prompt],
-    scorer: Scorer,
+    judge: Scorer | Environment,
     course: Course[GrpoSettings],
     examine: Examine | None,
 ) -> Iterator[StepRecord]:
@@ -202,16 +226,13 @@ def _steps(
         clock = Clock()
         batch = [prompts[next(order)] for _ in range(settings.prompts_per_step)]
         params = [settings.sampling(derive_seed(settings.seed, step, i)) for i in range(len(batch))]
-        top = settings.record_top
-        responses = rollouts.sample(sampler, batch, params, settings.group_size, top)
-        clock.lap("sample")
+        draw = rollouts.Draw(
+            client, sampler, settings.group_size, settings.record_top, settings.max_turns
+        )
+        drawn = episodes.collect(draw, batch, params, judge, clock)
 
         advantage = ADVANTAGES[settings.advantage]
-        version = rollouts.version_of(sampler, client)
-        groups = [
-            rollouts.score(prompt, response, version, scorer, advantage)
-            for prompt, response in zip(batch, responses, strict=True)
-        ]
+        groups = [rollouts.group(p, own, advantage) for p, own in zip(batch, drawn, strict=True)]
         require_some_reward(groups)
         metrics = rollouts.reward_metrics(groups)
         warnings = rollouts.warnings(groups, settings.max_tokens)
@@ -231,8 +252,10 @@ def _steps(
         if examine and (step == settings.steps or _due(step, settings.evaluate_every)):
             metrics |= examine(sampler=sampler).metrics
             clock.lap("evaluate")
-        drawn = sum(len(r.tokens) for g in groups for r in g.rollouts)
-        metrics |= clock.metrics(drawn) | {"version": float(client.version)}
+        tokens = sum(r.drawn for g in groups for r in g.rollouts)
+        metrics |= clock.metrics(tokens) | {"version": float(client.version)}
+        if settings.replay_experts:
+            groups = rollouts.without_experts(groups)
         yield StepRecord(step, metrics, groups, warnings)
 
 

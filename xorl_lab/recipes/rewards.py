@@ -6,18 +6,20 @@ A reward function asks by name for what it wants to see::
         return float(completion.strip() == answer)
 
 Names that are always there are those of :data:`ALWAYS`; the others are columns of the prompt's row.
-It returns a number, or a dict of named numbers whose sum is the reward.
+It returns a number, or a dict of named numbers whose sum is the reward.  A function that yields is
+an environment of several turns: :mod:`xorl_lab.recipes.environments`.
 """
 
+import functools
 import inspect
 import math
 import numbers
-import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from xorl_lab.errors import ConfigError, DataError
+from xorl_lab.recipes.limit import Limit, Outcome, described
 from xorl_lab.types import Group, SampledSequence
 
 RewardFunction = Callable[..., object]
@@ -42,25 +44,35 @@ class Score:
 class Scorer:
     """A reward function, bound by name to what it asks for.
 
-    It runs in the thread of the caller, one completion after the other.
+    It is called for one completion after the other.
 
     >>> scorer = Scorer(lambda completion, answer: completion == answer, ["answer"])
     >>> scorer("2+2=", {"answer": "4"}, SampledSequence([52], text="4")).total
     1.0
     """
 
-    def __init__(self, reward: RewardFunction, columns: Collection[str]) -> None:
+    def __init__(
+        self, reward: RewardFunction, columns: Collection[str], limit: Limit | None = None
+    ) -> None:
         """Bind the function.
 
         Args:
             reward: the reward function.
             columns: names of the columns that every prompt's row has.
+            limit: of the time of a call; None = any time, in the thread of the caller.
 
         Raises:
             ConfigError: it asks for a name that is not there, or cannot be called like this.
         """
+        if yields(reward):
+            raise ConfigError(
+                "the reward function yields, so it is an environment, which plays along while the "
+                "model writes: pass it to grpo or evaluate, or write a function that returns the "
+                "reward of what is there already"
+            )
         self._reward = reward
-        self._names = _wanted(reward, columns)
+        self._limit = limit or Limit(None)
+        self._names = wanted(reward, columns, ALWAYS)
 
     def __call__(self, prompt: object, row: Mapping[str, Any], sequence: SampledSequence) -> Score:
         """Score one completion.
@@ -79,11 +91,8 @@ class Scorer:
             "tokens": list(sequence.tokens),
             "stop_reason": sequence.stop_reason,
         }
-        try:
-            value = self._reward(**{name: there[name] for name in self._names})
-        except Exception as error:  # noqa: BLE001 (whatever a person's function raises is data)
-            return Score(None, error=_describe(error))
-        return _to_score(value)
+        asked = {name: there[name] for name in self._names}
+        return score_of(self._limit(functools.partial(self._reward, **asked)))
 
 
 def require_some_reward(groups: Sequence[Group]) -> None:
@@ -102,16 +111,33 @@ def require_some_reward(groups: Sequence[Group]) -> None:
         )
 
 
-def _wanted(reward: RewardFunction, columns: Collection[str]) -> list[str]:
-    """Names of the arguments to pass, in order."""
+def yields(reward: object) -> bool:
+    """True if a function is an environment: one that yields."""
+    call = getattr(type(reward), "__call__", None)  # noqa: B004 (of an object that is called)
+    return inspect.isgeneratorfunction(reward) or (
+        not inspect.isroutine(reward) and inspect.isgeneratorfunction(call)
+    )
+
+
+def wanted(function: RewardFunction, columns: Collection[str], always: Sequence[str]) -> list[str]:
+    """Names of the arguments to pass to a function, in order.
+
+    Args:
+        function: a reward function or an environment.
+        columns: names of the columns that every prompt's row has.
+        always: names of what there is beside them; the first is the prompt.
+
+    Raises:
+        ConfigError: it asks for a name that is not there, or cannot be called like this.
+    """
     taken = sorted(set(columns) & set(ALWAYS[1:]))
     if taken:
         raise ConfigError(
             f"the prompts have a column named {taken[0]!r}, which every reward function gets from "
             "the completion: rename the column"
         )
-    parameters = _parameters(reward)
-    there = [*ALWAYS, *sorted(set(columns) - {"prompt"})]
+    parameters = _parameters(function)
+    there = [*always, *sorted(set(columns) - {"prompt"})]
     names: list[str] = []
     for name, parameter in parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -125,9 +151,14 @@ def _wanted(reward: RewardFunction, columns: Collection[str]) -> list[str]:
         if name in there:
             names.append(name)
         elif parameter.default is parameter.empty:
+            hint = (
+                "; an environment gets what the model wrote from its yield: turn = yield"
+                if name in ALWAYS
+                else ""
+            )
             raise ConfigError(
                 f"the reward function asks for {name!r}, which is not there: it can ask for "
-                f"{', '.join(there)}"
+                f"{', '.join(there)}{hint}"
             )
     return names
 
@@ -135,7 +166,7 @@ def _wanted(reward: RewardFunction, columns: Collection[str]) -> list[str]:
 def _parameters(reward: RewardFunction) -> Mapping[str, inspect.Parameter]:
     if not callable(reward):
         raise ConfigError(f"reward is a {type(reward).__name__}: pass a function")
-    if inspect.iscoroutinefunction(reward):
+    if inspect.iscoroutinefunction(reward) or inspect.isasyncgenfunction(reward):
         raise ConfigError("the reward function is async: pass one that returns the reward itself")
     try:
         return inspect.signature(reward).parameters
@@ -146,7 +177,16 @@ def _parameters(reward: RewardFunction) -> Mapping[str, inspect.Parameter]:
         ) from None
 
 
-def _to_score(value: object) -> Score:
+def score_of(outcome: Outcome) -> Score:
+    """What a call of a person's function says of a completion."""
+    if outcome.late is not None:
+        return Score(None, error=outcome.late)
+    if outcome.error is not None:
+        return Score(None, error=described(outcome.error))
+    return to_score(outcome.value)
+
+
+def to_score(value: object) -> Score:
     """Check what came back."""
     if not isinstance(value, Mapping):
         number = _number(value)
@@ -177,13 +217,3 @@ def _number(value: object) -> float | str:
     if value is None:
         return "None instead of a number (is a return missing?)"
     return f"{value!r:.80}, a {type(value).__name__} instead of a number"
-
-
-def _describe(error: Exception) -> str:
-    """Type, message, and the line of the person's function."""
-    text = f"{type(error).__name__}: {error}"
-    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first frame is the call above
-    if not frames:
-        return text
-    place = f"line {frames[0].lineno} of {frames[0].name}"
-    return f"{text} ({place}: {frames[0].line})" if frames[0].line else f"{text} ({place})"

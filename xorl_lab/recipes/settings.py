@@ -1,6 +1,7 @@
 """Make the settings of a recipe from keyword arguments, with an error for every wrong name."""
 
 import difflib
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Generic, TypeVar
@@ -71,6 +72,14 @@ def check_integer(name: str, value: object, low: int) -> None:
     """Raise a ConfigError unless ``value`` is an integer >= ``low``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise ConfigError(f"{name} is {value!r}: pass an integer >= {low}")
+
+
+def check_seconds(name: str, value: object) -> None:
+    """Raise a ConfigError unless ``value`` is a number > 0, or None."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ConfigError(f"{name} is {value!r}: pass seconds > 0, or None for any time")
 
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:

@@ -23,7 +23,6 @@ def update(
     ``rollout_logprobs`` the sampler's; without it ``logprobs`` are the sampler's throughout.
     """
     params = settings.loss()
-    drawn = [s.rollout.logprobs for s in samples]
     extras: list[dict[str, Sequence[float]]] = [{} for _ in samples]
     metrics: dict[str, float] = {}
     penalty = settings.needs("ref_logprobs")
@@ -32,7 +31,7 @@ def update(
         temperature = {"logprob_temperature": settings.temperature}
         base = client.forward_base(data, loss_fn_params=temperature).result()
         reference = rollouts.completion_logprobs(base, samples)
-        metrics |= rollouts.gap("kl_base", drawn, reference)
+        metrics |= rollouts.gap("kl_base", samples, reference)
         rollouts.note("ref_logprobs", samples, reference)
         if penalty:
             extras = [{"ref_logprobs": r} for r in reference]
@@ -55,7 +54,7 @@ def update(
         warnings += _new(output, warnings)
         trainer = rollouts.completion_logprobs(output, samples)
         if round_ == 0:
-            metrics |= rollouts.gap("kl_sampler", drawn, trainer)
+            metrics |= rollouts.gap("kl_sampler", samples, trainer)
             rollouts.note("trainer_logprobs", samples, trainer)
         if tis:
             extras = _last_step(extras, trainer)

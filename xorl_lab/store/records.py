@@ -8,7 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xorl_lab.types import Alternatives, Rollout
+from xorl_lab.types.records import turns_of
 from xorl_lab.types.results import StopReason
+
+WEIGHTS = "weights"
+"""The stream of :attr:`xorl_lab.types.Rollout.weights`."""
 
 STATES = ("running", "paused", "stopped", "finished", "failed")
 """What a writer may report.  ``crashed`` is what a reader sees where the writer is gone."""
@@ -145,6 +149,17 @@ class StoredRollout:
     """Why the reward failed."""
 
     @property
+    def weights(self) -> NDArray[np.float32] | None:
+        """(C,) 1, or 0 where an environment wrote the token; None = the model drew all."""
+        return self.streams.get(WEIGHTS)
+
+    @property
+    def turns(self) -> list[tuple[int, int]]:
+        """Where the model's turns begin and end among the tokens."""
+        weights = self.weights
+        return turns_of(None if weights is None else weights.tolist(), len(self.tokens))
+
+    @property
     def facts(self) -> Mapping[str, Any]:
         """What is one number or word per rollout, by name."""
         names = ("step", "group", "sample", "stop_reason", "version", "reward", "advantage")
@@ -162,8 +177,9 @@ class StoredRollout:
             reward_parts=dict(self.reward_parts),
             advantage=self.advantage,
             error=self.error,
-            streams={name: values.tolist() for name, values in self.streams.items()},
+            streams={n: v.tolist() for n, v in self.streams.items() if n != WEIGHTS},
             top_logprobs=(
                 Alternatives(self.top_ids, self.top_logprobs) if self.top_ids.shape[1] else None
             ),
+            weights=None if self.weights is None else self.weights.tolist(),
         )

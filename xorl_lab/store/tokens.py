@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from xorl_lab.errors import StoreError
 from xorl_lab.store.arrays import pack, unpack
+from xorl_lab.store.records import WEIGHTS
 from xorl_lab.types import Alternatives, Group
 
 LOGPROBS = "logprobs"
@@ -72,7 +73,8 @@ def pack_group(group: Group, where: str) -> PackedGroup:
     columns: dict[str, dict[int, Sequence[float]]] = {}
     columns[LOGPROBS] = {i: r.logprobs for i, r in enumerate(rollouts) if len(r.logprobs)}
     for i, rollout in enumerate(rollouts):
-        for name, values in rollout.streams.items():
+        own = {} if rollout.weights is None else {WEIGHTS: rollout.weights}
+        for name, values in (rollout.streams | own).items():
             columns.setdefault(_STREAM + name, {})[i] = values
     for name, column in columns.items():
         title = f"{name.removeprefix(_STREAM)!r} of {where}"

@@ -1,6 +1,6 @@
 """What a recipe yields: the rollouts and numbers of one training step."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,18 +32,35 @@ class Alternatives:
         return bool((self.ids == other.ids).all() and same.all())
 
 
+def turns_of(weights: "Sequence[float] | None", count: int) -> list[tuple[int, int]]:
+    """Where the model's turns begin and end among the tokens behind the first prompt.
+
+    Args:
+        weights: one per token, 0 where the model did not draw it; None = it drew all.
+        count: number of tokens.
+
+    >>> turns_of([1, 1, 0, 0, 1], 5), turns_of(None, 3)
+    ([(0, 2), (4, 5)], [(0, 3)])
+    """
+    if weights is None:
+        return [(0, count)]
+    drawn = [False, *(weight != 0 for weight in weights), False]
+    edges = [i for i in range(count + 1) if drawn[i] != drawn[i + 1]]
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One completion with everything that is known of it."""
+    """One completion with everything that is known of it, or an episode of several turns."""
 
     tokens: list[int]
-    """Ids of the completion, the stop token included."""
+    """Ids behind the prompt, stop tokens included, and what an environment said in between."""
     logprobs: list[float]
-    """Nats, the sampler's, one per token."""
+    """Nats, the sampler's, one per token; NaN where the model did not draw it."""
     text: str
-    """The completion, decoded."""
+    """The tokens, decoded."""
     stop_reason: StopReason
-    """``length`` means that it was cut off at max_tokens."""
+    """Why the last turn ended; ``length``: cut off at max_tokens, or out of turns or context."""
     version: int
     """Version of the weights that drew it."""
     reward: float | None
@@ -61,6 +78,21 @@ class Rollout:
     weight of truncated importance sampling was cut)."""
     top_logprobs: Alternatives | None = None
     """The most likely tokens at each position, the sampler's, if it was asked for them."""
+    weights: list[float] | None = None
+    """One per token: 1, or 0 where an environment wrote it, which is not trained.  None = all 1."""
+    routed_experts: "npt.NDArray[np.int16] | None" = field(default=None, repr=False, compare=False)
+    """(P + C - 1, L, K) experts that its tokens went through, prompt included, where they are to be
+    replayed; until the weights have been updated, and never in the record."""
+
+    @property
+    def turns(self) -> list[tuple[int, int]]:
+        """Where the model's turns begin and end among the tokens."""
+        return turns_of(self.weights, len(self.tokens))
+
+    @property
+    def drawn(self) -> int:
+        """Number of tokens that the model drew."""
+        return sum(end - start for start, end in self.turns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,15 +23,22 @@ def datum_source(rollout: "StoredRollout") -> str:
     prompt, tokens = rollout.prompt_tokens.tolist(), rollout.tokens.tolist()
     every, count = [*prompt, *tokens], len(tokens)
     before = len(prompt) - 1
+    weights, advantage = rollout.weights, _number(rollout.advantage)
+    ones = np.ones(count, np.float32) if weights is None else weights
     inputs = {
         "weights": f"[0.0] * {before} + [1.0] * {count}",
-        "advantages": f"[0.0] * {before} + [{_number(rollout.advantage)}] * {count}",
+        "advantages": f"[0.0] * {before} + [{advantage}] * {count}",
     }
-    if len(rollout.logprobs):
-        inputs["logprobs"] = f"[0.0] * {before} + {_list([_float32(x) for x in rollout.logprobs])}"
-    if "ref_logprobs" in rollout.streams:
-        values = [_float32(x) for x in rollout.streams["ref_logprobs"]]
-        inputs["ref_logprobs"] = f"[0.0] * {before} + {_list(values)}"
+    if weights is not None:  # some tokens are an environment's
+        values = _list(["1.0" if w else "0.0" for w in weights])
+        inputs["weights"] = f"[0.0] * {before} + {values}"
+        values = _list([advantage if w else "0.0" for w in weights])
+        inputs["advantages"] = f"[0.0] * {before} + {values}"
+    streams = {"logprobs": rollout.logprobs, "ref_logprobs": rollout.streams.get("ref_logprobs")}
+    for name, stream in streams.items():
+        if stream is not None and len(stream):
+            values = [_float32(x) if w else "0.0" for x, w in zip(stream, ones, strict=True)]
+            inputs[name] = f"[0.0] * {before} + {_list(values)}"
     lines = "".join(f"        {name!r}: {source},\n" for name, source in inputs.items())
     return (
         "from xorl_lab.types import Datum, ModelInput\n\n"

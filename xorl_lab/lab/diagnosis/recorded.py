@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xorl_lab.lab.diagnosis.reevaluate import Passage, Values
 from xorl_lab.store import Reader
@@ -52,19 +53,25 @@ class Case:
     passage: Passage
     """Prompt and completion."""
     sampler: Values
-    """(C,) nats, recorded."""
+    """(C,) nats, recorded; NaN where an environment wrote the token."""
     trainer: Values
     """(C,) nats, recorded; NaN where none was."""
     whole: Passage
     """The same with the whole completion."""
     advantage: float | None
     """What it was trained with; None if it was not."""
+    drawn: NDArray[np.bool_]
+    """(C,) False where an environment wrote the token."""
 
     def cut(self, tokens: int) -> "Case":
         """The beginning alone: what follows a token has no influence on it."""
         passage = replace(self.passage, completion=self.passage.completion[:tokens])
         return replace(
-            self, passage=passage, sampler=self.sampler[:tokens], trainer=self.trainer[:tokens]
+            self,
+            passage=passage,
+            sampler=self.sampler[:tokens],
+            trainer=self.trainer[:tokens],
+            drawn=self.drawn[:tokens],
         )
 
 
@@ -88,7 +95,8 @@ class Step:
     def broken(self) -> int:
         """Logprobs that are no finite numbers; NaN of the trainer's means that there is none."""
         sampler, trainer = joined(self.cases, "sampler"), joined(self.cases, "trainer")
-        return int((~np.isfinite(sampler) | np.isinf(trainer)).sum())
+        drawn = np.concatenate([case.drawn for case in self.cases])
+        return int(((~np.isfinite(sampler) | np.isinf(trainer)) & drawn).sum())
 
     @property
     def longest_prompt(self) -> int:
@@ -186,6 +194,7 @@ def _case(group: Group, rollout: Rollout) -> Case:
         np.asarray(trainer, dtype=np.float64),
         passage,
         None if rollout.reward is None else rollout.advantage,
+        np.asarray(rollout.weights or [1.0] * len(rollout.tokens)) != 0,
     )
 
 
