@@ -68,7 +68,7 @@ test: check model front chromium $(if $(filter true,$(CI)),sglang) ## All that C
 	  $(ONE_THREAD) $(BIN)/pytest --nbval --nbval-sanitize-with notebooks/sanitize.cfg \
 	    -n $(WORKERS) --dist loadfile notebooks/; fi
 
-accept: model ## The long tests: several seeds, timings, fault loops.
+accept: model sglang ## The long tests: several seeds, timings, fault loops.
 	$(ONE_THREAD) $(BIN)/pytest -m slow $(TESTS)
 
 bench: model $(PEERS)/.installed ## Measure against trl, transformers and peft, side by side.
