@@ -15,7 +15,7 @@ from xorl_lab.types.results import StopReason
 if TYPE_CHECKING:
     from xorl_lab.engine.routing import Choice, Experts
 
-STOP_REASONS: tuple[StopReason, ...] = ("stop", "length", "abort")
+STOP_REASONS: dict[str, StopReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 NEUTRAL: dict[str, Any] = {
     "frequency_penalty": 0.0,
     "ignore_eos": False,
@@ -36,6 +36,8 @@ PER_TOKEN = (
     SHAPE,
 )
 """Parts of ``meta_info`` that have places of their own in our answer, or none."""
+SPANS = "weight_versions"
+"""In ``meta_info``: which weights drew which tokens; in ours only if there were several."""
 SEEDS = 2**63
 """SGLang takes smaller ones only."""
 
@@ -253,7 +255,7 @@ def _finite(values: Iterable[Any]) -> list[float]:
 
 def _stop_reason(meta: Mapping[str, Any], tokens: list[int], max_tokens: int) -> StopReason:
     finish: Mapping[str, Any] = meta.get("finish_reason") or {}
-    reason = next((known for known in STOP_REASONS if known == finish.get("type")), None)
+    reason = STOP_REASONS.get(str(finish.get("type")))
     if reason is None:
         raise _WrongError(
             f"it ended because of {finish.get('type')!r}: {', '.join(STOP_REASONS)} are known"
@@ -274,7 +276,7 @@ def _meta(
     infos: Sequence[Mapping[str, Any]], sequences: Sequence[SampledSequence], request: SampleRequest
 ) -> dict[str, Any]:
     """What is known of the whole answer, without values per token."""
-    first = {k: v for k, v in infos[0].items() if k not in PER_TOKEN}
+    first = {k: v for k, v in infos[0].items() if k not in (*PER_TOKEN, SPANS)}
     meta = {
         **first,
         "seed": request.seed,
@@ -283,13 +285,13 @@ def _meta(
     }
     versions = _versions(infos)
     # A completion during which the weights changed, or two with different ones.
-    return meta | ({"weight_versions": versions} if len(versions) > 1 else {})
+    return meta | ({SPANS: versions} if len(versions) > 1 else {})
 
 
 def _versions(infos: Iterable[Mapping[str, Any]]) -> list[str]:
     """All names of weights that the completions were drawn from, in the order met."""
     found: dict[str, None] = {}
     for info in infos:
-        for span in info.get("weight_versions") or [{"version": info.get("weight_version")}]:
+        for span in info.get(SPANS) or [{"version": info.get("weight_version")}]:
             found.setdefault(str(span["version"]))
     return list(found)

@@ -1,7 +1,11 @@
 """HTTP to servers: connections, what a refusal means, and addresses."""
 
+import contextlib
 import re
+import socket
+import threading
 import time
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,6 +66,9 @@ class Connections:
             transport=self._lines,
             trust_env=False,
         )
+        self._streams: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._closed = False
+        self._lock = threading.Lock()
 
     def exchange(
         self, method: str, path: str, content: str | None, timeout: float
@@ -83,7 +90,12 @@ class Connections:
         end = time.monotonic() + timeout
         try:
             with self._http.stream(
-                method, path, content=content, headers=headers, timeout=limit
+                method,
+                path,
+                content=content,
+                headers=headers,
+                timeout=limit,
+                extensions={"trace": self._note},
             ) as response:
                 return _read(response, end)
         finally:
@@ -92,8 +104,29 @@ class Connections:
                 self._lines.close()
 
     def close(self) -> None:
-        """Close them."""
+        """Close them; who waits for an answer gets none."""
+        with self._lock:
+            self._closed = True
+            streams = list(self._streams)
+        for stream in streams:
+            # Closing alone would not wake a thread that reads.
+            with contextlib.suppress(OSError):
+                stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
         self._http.close()
+
+    def _note(self, event: str, info: Mapping[str, Any]) -> None:
+        """Remember the connections that are made."""
+        if event not in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            return
+        stream = info["return_value"]
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._streams.add(stream)
+        if closed:
+            # The pool has forgotten it already.
+            stream.close()
+            raise RuntimeError("the connections were closed while this one was made")
 
 
 def _read(response: httpx.Response, end: float) -> httpx.Response:
