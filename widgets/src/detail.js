@@ -39,7 +39,7 @@ export class Detail {
     const { sequence } = view;
     if (!hover) {
       this._at = { view, unit };
-      this._resample.disabled = Boolean(this._reason) || !view.branches;
+      this._resample.disabled = Boolean(this._reason) || !view.branches || sequence.isRead(sequence.start(unit));
     }
     const from = sequence.start(unit);
     const to = sequence.start(unit + 1);
@@ -60,7 +60,7 @@ export class Detail {
       return h("tr", {}, h("th", { scope: "row", title: measure.long }, measure.title), h("td", { "data-measure": measure.key, "data-value": none ? "" : String(value), title: none ? "" : String(value) }, none ? h("span", { class: "xl-unit" }, "no value") : signed(measure, value), share));
     });
     const others = Object.entries(sequence.values)
-      .filter(([name]) => !["logprobs", "advantages", "ratio", "entropies", "flags"].includes(name))
+      .filter(([name]) => !["logprobs", "advantages", "ratio", "entropies", "flags", "weights"].includes(name))
       .map(([name, values]) => {
         const none = Number.isNaN(values[token]);
         return h("tr", {}, h("th", { scope: "row" }, name.replace(/_/g, " ")), h("td", { "data-stream": name, "data-value": none ? "" : String(values[token]) }, none ? h("span", { class: "xl-unit" }, "no value") : number(values[token])));
@@ -70,9 +70,9 @@ export class Detail {
     return h(
       "section",
       { class: "xl-token", "data-token": token, "data-id": id },
-      h("header", {}, h("code", { class: "xl-piece" }, sequence.spelled ? literal(sequence.piece(token)) : "?"), h("span", { class: "xl-unit" }, ` id ${id} · token ${token + 1} of ${sequence.count}`), sequence.isSpecial(token) ? h("span", { class: "xl-chip" }, "special") : ""),
+      h("header", {}, h("code", { class: "xl-piece" }, sequence.spelled ? literal(sequence.piece(token)) : "?"), h("span", { class: "xl-unit" }, ` id ${id} · token ${token + 1} of ${sequence.count}`), sequence.isSpecial(token) ? h("span", { class: "xl-chip" }, "special") : "", sequence.isRead(token) ? h("span", { class: "xl-chip", title: "The model read it, and is not trained on it" }, "environment") : ""),
       marks.length ? h("ul", { class: "xl-marks-of" }, ...marks) : "",
-      h("table", { class: "xl-values" }, h("tbody", {}, ...rows, ...others)),
+      sequence.isRead(token) ? "" : h("table", { class: "xl-values" }, h("tbody", {}, ...rows, ...others)),
       this._alternatives(sequence, token),
     );
   }
@@ -125,5 +125,6 @@ function spoken(sequence, token) {
   const piece = sequence.spelled ? literal(sequence.piece(token)) : `id ${sequence.ids[token]}`;
   const logprob = sequence.values.logprobs?.[token];
   const flags = FLAGS.filter(({ bit }) => sequence.flags(token) & bit).map(({ title }) => title);
+  if (sequence.isRead(token)) return `${piece}, from the environment`;
   return [piece, logprob === undefined ? "" : `logprob ${number(logprob)}`, ...flags].filter(Boolean).join(", ");
 }

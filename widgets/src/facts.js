@@ -13,14 +13,15 @@ export function title(facts, run) {
   return `${run ? `${oneLine(run)} · ` : ""}step ${facts.step} · group ${facts.group} · sample ${facts.sample}`;
 }
 
-/** @param {any} facts @param {number} tokens */
-export function factsOf(facts, tokens) {
+/** @param {any} facts @param {import("./sequence.js").Sequence} sequence */
+export function factsOf(facts, sequence) {
   const parts = Object.entries(facts.reward_parts ?? {});
   const pairs = [
     ["reward", facts.reward === null ? "failed" : number(Number(facts.reward)), "xl-main"],
     ...parts.map(([name, value]) => [oneLine(name), number(value === null ? null : Number(value)), "xl-part"]),
     ["advantage", facts.advantage > 0 ? `+${number(facts.advantage)}` : number(facts.advantage), ""],
-    ["tokens", number(tokens), ""],
+    ["tokens", number(sequence.drawn), ""],
+    ...(sequence.values.weights ? [["turns", number(sequence.turns), ""]] : []),
     ["ended", ENDS[facts.stop_reason] ?? facts.stop_reason, facts.stop_reason === "length" ? "xl-warned" : ""],
     ["version", String(facts.version), ""],
     ["id", String(facts.id), ""],
@@ -28,7 +29,7 @@ export function factsOf(facts, tokens) {
   const list = h("ul", { class: "xl-facts" }, ...pairs.map(([name, value, look]) => h("li", { class: look }, h("span", { class: "xl-unit" }, `${name} `), h("b", {}, value))));
   const row = Object.entries(facts.row ?? {});
   const box = h("div", { class: "xl-about-rollout" }, list);
-  if (facts.error) box.append(h("p", { class: "xl-error" }, h("b", {}, "The reward function: "), ...signs(facts.error)));
+  if (facts.error) box.append(h("p", { class: "xl-error" }, h("b", {}, sequence.values.weights ? "The environment: " : "The reward function: "), ...signs(facts.error)));
   if (row.length) box.append(h("p", { class: "xl-row-of" }, ...row.flatMap(([name, value]) => [h("span", { class: "xl-unit" }, `${oneLine(name)} `), h("code", {}, oneLine(typeof value === "string" ? value : JSON.stringify(value))), " "])));
   return box;
 }

@@ -6,10 +6,10 @@ import { FLAGS, LEVELS, SIDES } from "./scales.js";
 /**
  * @param {import("./scales.js").Measure} measure
  * @param {{from: number, to: number} | null} range
- * @param {{flags: number, missing: boolean, texts: number}} found  marks that there are, whether a token lacks a value, texts that are shown
+ * @param {{flags: number, missing: boolean, read: boolean, texts: number}} found  marks that there are, whether a token lacks a value, whether an environment wrote some, texts that are shown
  * @returns {HTMLElement}
  */
-export function legendOf(measure, range, { flags, missing, texts }) {
+export function legendOf(measure, range, { flags, missing, read, texts }) {
   const parts = [];
   if (!range) parts.push(h("span", { class: "xl-unit" }, `no token has this value: ${measure.long}`));
   else {
@@ -28,6 +28,7 @@ export function legendOf(measure, range, { flags, missing, texts }) {
     );
   }
   if (missing && range) parts.push(h("span", { class: "xl-key" }, h("span", { class: "xl-t xl-void" }, "abc"), " no value"));
+  if (read) parts.push(h("span", { class: "xl-key", title: "The environment wrote it: the model read it, and is not trained on it" }, h("span", { class: "xl-t xl-read" }, "abc"), " from the environment"));
   for (const { bit, key, title, long } of FLAGS) {
     if (flags & bit) parts.push(h("span", { class: "xl-key", title: long }, h("span", { class: `xl-t xl-s0 xl-${key}` }, "abc"), ` ${title}`));
   }

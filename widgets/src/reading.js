@@ -136,7 +136,7 @@ export class Reading {
     const { sequence, prompt, facts } = rollout;
     const element = h("div", { class: "xl-column" });
     if (name) element.append(h("p", { class: "xl-branch-head" }, h("b", {}, name)));
-    element.append(factsOf(facts, sequence.count), notesOf(facts, (change) => this._annotate(rollout, change)), this._promptOf(prompt, facts.prompt));
+    element.append(factsOf(facts, sequence), notesOf(facts, (change) => this._annotate(rollout, change)), this._promptOf(prompt, facts.prompt));
     if (!sequence.spelled) element.append(h("p", { class: "xl-reason xl-warn-box" }, rollout.unspelled), plainText(facts.text));
     const view = this._view("Completion, token by token");
     view.branches = true;
@@ -191,12 +191,15 @@ export class Reading {
     const range = some.length ? rangeOf(measure, some) : null;
     let flags = 0;
     let missing = false;
+    let read = false;
     views.forEach((view, i) => {
       view.paint(colours(view.sequence, measure, values[i], range));
       for (const flag of view.sequence.values.flags ?? []) if (flag > 0) flags |= flag;
-      missing ||= !values[i] || values[i].length < view.sequence.count || values[i].some(Number.isNaN);
+      const { sequence } = view;
+      missing ||= !values[i] || values[i].length < sequence.count || values[i].some((value, token) => Number.isNaN(value) && !sequence.isRead(token));
+      read ||= sequence.drawn < sequence.count;
     });
-    this._legend.replaceChildren(legendOf(measure, range, { flags, missing, texts: views.length }));
+    this._legend.replaceChildren(legendOf(measure, range, { flags, missing, read, texts: views.length }));
     const there = new Set(MEASURES.filter((one) => views.some((view) => valuesOf(one, view.sequence))).map((one) => one.key));
     for (const button of /** @type {Iterable<HTMLButtonElement>} */ (this._choices.children)) {
       const chosen = button.dataset.key === measure.key;
@@ -236,7 +239,7 @@ export class Reading {
   }
 
   _branch(view, unit) {
-    if (this._reason || !view.rollout) return;
+    if (this._reason || !view.rollout || view.sequence.isRead(view.sequence.start(unit))) return;
     this._resample.begin(view.rollout, unit);
   }
 

@@ -21,7 +21,7 @@ export const MEASURES = [
   { key: "logprob", title: "logprob", unit: "nats", long: "log-probability, the sampler's", kind: "low", least: 0.5, values: ({ values }) => values.logprobs ?? null },
   {
     key: "advantage", title: "advantage", unit: "", long: "advantage, one number for the whole rollout", kind: "signed", least: 1, whole: true,
-    values: ({ values, advantage, count }) => values.advantages ?? (advantage === null ? null : new Float64Array(count).fill(advantage)),
+    values: ({ values, advantage, count }) => values.advantages ?? (advantage === null ? null : new Float64Array(count).map((_, i) => (values.weights?.[i] === 0 ? NaN : advantage))),
   },
   { key: "ratio", title: "ratio", unit: "", long: "probability ratio new/old at the last update, unclipped", kind: "signed", least: 0.01, values: ({ values }) => values.ratio ?? null, place: Math.log, back: Math.exp },
   { key: "gap", title: "trainer − sampler", unit: "nats", long: "the trainer's log-probability minus the sampler's", kind: "signed", least: 0.01, values: ({ values }) => combined(values.trainer_logprobs, values.logprobs, (a, b) => a - b) },

@@ -107,6 +107,23 @@ export class Sequence {
     return this._special.has(this.ids[token]);
   }
 
+  /** Whether an environment wrote the token, which the model only read. */
+  isRead(token) {
+    return this.values.weights?.[token] === 0;
+  }
+
+  /** How many tokens the model drew. */
+  get drawn() {
+    return this.values.weights ? this.values.weights.reduce((sum, weight) => sum + (weight === 0 ? 0 : 1), 0) : this.count;
+  }
+
+  /** In how many turns it drew them. */
+  get turns() {
+    let found = 0;
+    for (let token = 0; token < this.count; token += 1) if (!this.isRead(token) && (token === 0 || this.isRead(token - 1))) found += 1;
+    return found;
+  }
+
   /** What the sampler made of the position: bits 1 clipped, 2 masked, 4 weight cut. */
   flags(token) {
     const value = this.values.flags?.[token];

@@ -190,6 +190,7 @@ export class TokenView {
       let flags = 0;
       for (let token = first; token < end; token += 1) flags |= sequence.flags(token);
       if (flags) name += `${flags & 1 ? " xl-clipped" : ""}${flags & 2 ? " xl-masked" : ""}${flags & 4 ? " xl-cut" : ""}`;
+      if (sequence.isRead(first)) name = "xl-t xl-read";
       if (sequence.isSpecial(first)) name += " xl-special";
       if (shared >= 0 && end <= shared) name += " xl-shared";
       if (shared >= first && shared < end) name += " xl-fork";

@@ -116,3 +116,23 @@ describe("a file", () => {
     expect(rollouts.id).toEqual([3, 1, 2]);
   });
 });
+
+describe("an episode of several turns", () => {
+  const one = sequence([["calc"], [": 2"], ["= 2"], ["\n"], ["A"], [": 2"]], [
+    ["value:weights", "f4", [1, 1, 0, 0, 1, 1]],
+    ["value:logprobs", "f4", [-1, -2, NaN, NaN, -3, -4]],
+  ]);
+
+  it("tells the model's tokens from the environment's", () => {
+    expect([0, 1, 2, 3, 4, 5].map((token) => one.isRead(token))).toEqual([false, false, true, true, false, false]);
+    expect([one.drawn, one.turns]).toEqual([4, 2]);
+    const plain = sequence([["a"], ["b"]]);
+    expect([plain.drawn, plain.turns, plain.isRead(0)]).toEqual([2, 1, false]);
+  });
+
+  it("has an advantage where the model wrote", () => {
+    one.advantage = 0.5;
+    expect([...valuesOf(measureOf("advantage"), one)]).toEqual([0.5, 0.5, NaN, NaN, 0.5, 0.5]);
+    expect(valuesOf(measureOf("advantage"), sequence([["a"]]))).toBe(null);
+  });
+});
