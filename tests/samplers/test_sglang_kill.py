@@ -13,7 +13,9 @@ import xorl_lab as xl
 from tests.samplers.support_processes import left, lives
 from tests.samplers.support_sglang import generate, greedy
 from tests.sglang import need_sglang
+from xorl_lab.samplers.sglang_install import VARIABLE, interpreter
 from xorl_lab.samplers.sglang_server import SGLangServer
+from xorl_lab.samplers.supervisor import shared_memory
 
 OWNER = """
 import json, sys
@@ -33,10 +35,11 @@ class Notebook:
 
     def __init__(self, root: Path, home: Path) -> None:
         need_sglang()
+        places = {"XORL_LAB_HOME": str(home), VARIABLE: str(interpreter())}
         self.process = subprocess.Popen(
             [sys.executable, "-c", OWNER, "tiny"],
             cwd=root,
-            env={**os.environ, "PYTHONPATH": str(root), "XORL_LAB_HOME": str(home)},
+            env={**os.environ, "PYTHONPATH": str(root), **places},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -82,8 +85,11 @@ def test_no_process_of_a_real_server_outlives_a_killed_notebook(notebook):
     assert len(family) >= 4, "supervisor, server, scheduler, detokenizer"
     assert all(lives(process) for process in family)
     assert len(generate(url, [1, 2, 3])["output_ids"]) == 4
+    shared = shared_memory(family)
+    assert all(path.exists() for path in shared)
     killed.kill()
     assert left(family) == []
+    assert [path for path in shared if path.exists()] == []
 
 
 @pytest.mark.slow
