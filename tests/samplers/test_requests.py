@@ -452,7 +452,9 @@ class TestBadInput:
             ),
             (
                 {"sampling_params": xl.SamplingParams(return_routed_experts=True)},
-                "return_routed_experts is not available from the embedded sampler",
+                "return_routed_experts is set, but of 'tiny' nothing can be returned: this model "
+                "has no experts (LlamaForCausalLM is dense); leave it out (in a recipe: "
+                "replay_experts)",
             ),
         ],
     )

@@ -25,6 +25,7 @@ from xorl_lab.engine import attention, packaged, products, tiny
 from xorl_lab.engine.logprobs import run_packed
 from xorl_lab.engine.packing import pack
 from xorl_lab.engine.quiet import quiet
+from xorl_lab.engine.routing import Experts, experts_of
 from xorl_lab.errors import ConfigError
 from xorl_lab.home import home
 
@@ -229,6 +230,20 @@ def tokenizer(name: str) -> "PreTrainedTokenizerBase":
         return tiny.byte_tokenizer()
     with quiet():
         return AutoTokenizer.from_pretrained(fetch(name), local_files_only=True)
+
+
+def experts(name: str) -> Experts:
+    """What a mixture-of-experts model chooses from, without reading its weights.
+
+    Raises:
+        ConfigError: this machine has no files of that model, or it has no experts.
+    """
+    if name in RANDOM:
+        return experts_of(load(name, "cpu", "float32").model)
+    with quiet():
+        config = AutoConfig.from_pretrained(fetch(name), local_files_only=True)
+        with torch.device("meta"):
+            return experts_of(AutoModelForCausalLM.from_config(config))
 
 
 def _unknown(name: str) -> str:

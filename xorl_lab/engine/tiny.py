@@ -128,7 +128,7 @@ def _build(
     )
     # Loaded by the names that it has in memory.  Saved, its experts have names one by one, as other
     # programs read them: what they do not know they leave out in silence.
-    model._weight_conversions = None
+    model._weight_conversions = None  # pyright: ignore[reportArgumentType]
     return model
 
 

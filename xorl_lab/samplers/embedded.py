@@ -74,7 +74,7 @@ class EmbeddedSampler:
                 name = self.engine.loaded.name
                 raise ConfigError(
                     f"return_routed_experts is set, but of {name!r} nothing can be returned: "
-                    f"{error}; leave it out"
+                    f"{error}; leave it out (in a recipe: replay_experts)"
                 ) from None
         tasks = [Task(version, request, self.engine.loaded) for request in requests]
         self._waiting.extend(tasks)

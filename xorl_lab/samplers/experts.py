@@ -10,12 +10,13 @@ Source: SGLang 0.5.23, ``state_capturer/routed_experts.py``.
 import base64
 import binascii
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xorl_lab.engine.routing import Choice, Experts
+if TYPE_CHECKING:
+    from xorl_lab.engine.routing import Choice, Experts
 
 BYTES = "routed_experts"
 """Under which name ``meta_info`` holds the experts."""
@@ -23,7 +24,7 @@ SHAPE = "routed_experts_shape"
 """Under which name our own server says what shape they have."""
 
 
-def to_meta(choice: Choice, start: int = 0) -> dict[str, Any]:
+def to_meta(choice: "Choice", start: int = 0) -> dict[str, Any]:
     """Chosen experts as entries of ``meta_info``.
 
     Args:
@@ -35,7 +36,7 @@ def to_meta(choice: Choice, start: int = 0) -> dict[str, Any]:
     return {BYTES: content, SHAPE: list(wanted.shape)}
 
 
-def from_meta(meta: dict[str, Any], tokens: int, known: Callable[[], Experts]) -> Choice:
+def from_meta(meta: Mapping[str, Any], tokens: int, known: Callable[[], "Experts"]) -> "Choice":
     """Chosen experts from ``meta_info``, checked.
 
     Args:
@@ -66,7 +67,7 @@ def from_meta(meta: dict[str, Any], tokens: int, known: Callable[[], Experts]) -
     return experts.check(BYTES, numbers.reshape(shape)[:, list(experts.where)], tokens)
 
 
-def _shaped(numbers: Any, shape: Sequence[Any], tokens: int) -> Choice:  # noqa: ANN401  (an array)
+def _shaped(numbers: Any, shape: Sequence[Any], tokens: int) -> "Choice":  # noqa: ANN401  (an array)
     whole = [int(n) for n in shape]
     if len(whole) != 3 or whole[0] != tokens or math.prod(whole) != len(numbers):
         raise ValueError(

@@ -168,9 +168,7 @@ class Generator:
                     f"routed_experts_start_len is {first}, but the prompt has {len(prompt)} tokens:"
                     " pass one that lies in it"
                 )
-            asks.append(
-                Ask(request, paths[i], rids[i], start, body.return_text_in_logprobs, first)
-            )
+            asks.append(Ask(request, paths[i], rids[i], start, body.return_text_in_logprobs, first))
         total = sum(ask.request.num_samples for ask in asks)
         if total > MAX_COMPLETIONS:
             raise ConfigError(
