@@ -39,6 +39,8 @@ class Call:
 
 
 class FakeSampler:
+    sync = None
+
     def __init__(self, client, version):
         self.client, self.version = client, version
 

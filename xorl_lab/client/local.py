@@ -5,11 +5,13 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xorl_lab import checkpoints
 from xorl_lab.checkpoints import Address, catalog
 from xorl_lab.checkpoints.names import check_model_id
 from xorl_lab.client.local_session import LocalSession
+from xorl_lab.client.local_source import Embedded
 from xorl_lab.engine import engine as engines
 from xorl_lab.engine import saving
 from xorl_lab.engine.engine import Engine
@@ -26,6 +28,11 @@ from xorl_lab.types.checkpoints import (
     WeightsInfoResponse,
 )
 
+if TYPE_CHECKING:
+    from xorl_lab.client.outside import Outside
+
+EMBEDDED = "embedded"
+"""The sampler of this process."""
 _lock = threading.Lock()
 
 
@@ -37,10 +44,14 @@ class LocalService:
             what has expired is deleted.
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
         dtype: ``auto``, ``float32`` or ``bfloat16``.
+        sampler: ``embedded``, ``sglang`` or the URL of a SGLang server.
     """
 
-    def __init__(self, root: Path, device: str = "auto", dtype: str = "auto") -> None:
+    def __init__(
+        self, root: Path, device: str = "auto", dtype: str = "auto", sampler: str = "embedded"
+    ) -> None:
         self.root = root
+        self._where = sampler
         self._device = device
         self._dtype = dtype
         self._sessions: weakref.WeakValueDictionary[str, LocalSession] = (
@@ -61,6 +72,14 @@ class LocalService:
             found = [b for b in attached if isinstance(b, EmbeddedSampler)]
             return engine, found[0] if found else EmbeddedSampler(engine)
 
+    def drawing(self, engine: Engine, sampler: EmbeddedSampler) -> "Embedded | Outside":
+        """Where completions of an engine's weights are drawn."""
+        if self._where == EMBEDDED:
+            return Embedded(engine, sampler)
+        from xorl_lab.client.outside import outside  # noqa: PLC0415 (as seldom as it is used)
+
+        return outside(engine, sampler, self._where)
+
     def create(
         self,
         base_model: str,
@@ -76,7 +95,10 @@ class LocalService:
         """
         check_model_id(model_id)
         engine, sampler = self.open(base_model)
-        session = LocalSession(engine, sampler, model_id, spec, self.root)
+        drawing = self.drawing(engine, sampler)
+        session = LocalSession(engine, sampler, model_id, spec, self.root, drawing)
+        if spec is not None:
+            drawing.expect(spec.rank)
         prepare(session)
         old = self._sessions.get(model_id)
         if old is not None:

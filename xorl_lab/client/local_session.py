@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from xorl_lab import checkpoints, losses
 from xorl_lab.checkpoints import Address, catalog, check_name
 from xorl_lab.client.arguments import check_ttl
-from xorl_lab.client.local_source import LocalSource
+from xorl_lab.client.local_source import Embedded, LocalSource
 from xorl_lab.client.no_endpoints import NoEndpoints, own_sampler
 from xorl_lab.engine import saving
 from xorl_lab.engine.batches import Batch, align, known_inputs
@@ -41,6 +42,11 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
+    from xorl_lab.client.outside import Outside, OutsideSource
+    from xorl_lab.samplers.sync_report import SyncReport
+
+SYNCS_KEPT = 64
+"""Reports of syncs that are kept until somebody takes them."""
 T = TypeVar("T")
 CustomLoss = Callable[[list[Datum], list["torch.Tensor"]], object]
 """A loss of the caller's own: (data, logprobs) -> (scalar tensor, metrics)."""
@@ -57,6 +63,7 @@ class LocalSession(NoEndpoints):
         model_id: name of the trained model, a part of its checkpoints' addresses.
         spec: shape of the adapter; None trains the full weights.
         root: folder of all checkpoints.
+        drawing: where completions are drawn; None = by ``sampler``.
     """
 
     def __init__(
@@ -66,9 +73,13 @@ class LocalSession(NoEndpoints):
         model_id: str,
         spec: LoraRunSpec | None,
         root: Path,
+        drawing: "Embedded | Outside | None" = None,
     ) -> None:
         self.engine = engine
         self.sampler = sampler
+        self.drawing = drawing or Embedded(engine, sampler)
+        self.syncs: deque[SyncReport] = deque(maxlen=SYNCS_KEPT)
+        """What became of sending weights to a sampler elsewhere, oldest first."""
         self.model_id = model_id
         self.spec = spec
         self.root = root
@@ -343,7 +354,7 @@ class LocalSession(NoEndpoints):
 
         return self._submit(run, "kill_session", [] if saved is None else [saved])
 
-    def source(self, path: str) -> LocalSource:
+    def source(self, path: str) -> "LocalSource | OutsideSource":
         """Saved weights, to sample from."""
         address = Address.parse(path)
         folder = address.folder(self.root)
@@ -352,9 +363,11 @@ class LocalSession(NoEndpoints):
         load = self._submit(
             lambda _: saving.load_version(self.engine.base, folder, state), "load weights"
         )
-        return LocalSource(self.engine, self.sampler, load.result())
+        return self.drawing.source(load.result())
 
-    def current_source(self, name: str | None, inference_base_url: str | None) -> LocalSource:
+    def current_source(
+        self, name: str | None, inference_base_url: str | None
+    ) -> "LocalSource | OutsideSource":
         """The weights behind all calls made so far.
 
         Raises:
@@ -366,7 +379,10 @@ class LocalSession(NoEndpoints):
         version = self.snapshot()
         if saved is not None:
             saved.result()
-        return LocalSource(self.engine, self.sampler, version.result())
+        source = self.drawing.source(version.result())
+        if not isinstance(source, LocalSource) and source.report is not None:
+            self.syncs.append(source.report)
+        return source
 
     def snapshot(self) -> APIFuture[WeightsVersion]:
         """Queue the making of an immutable version of the weights."""
@@ -396,6 +412,7 @@ class LocalSession(NoEndpoints):
         self, data: Sequence[Datum], loss_fn: str, params: Mapping[str, Any] | None
     ) -> tuple[Batch, dict[str, Any]]:
         checked = losses.check_params(loss_fn, params)
+        self.drawing.rest()
         loaded = self.engine.loaded
         batch = align(
             data,

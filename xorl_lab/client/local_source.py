@@ -66,3 +66,28 @@ class LocalSource:
                     "of the weights: use create_sampling_client(model_path=...) for another"
                 )
         return self._sampler.submit_all(self._weights, requests)
+
+
+class Embedded:
+    """The sampler of this process, for whoever makes sources.
+
+    Args:
+        engine: the base model and its thread.
+        sampler: the sampler on it.
+    """
+
+    def __init__(self, engine: Engine, sampler: EmbeddedSampler) -> None:
+        self._engine = engine
+        self._sampler = sampler
+
+    def expect(self, rank: int) -> None:
+        """It takes adapters of any rank."""
+
+    def source(self, version: WeightsVersion) -> LocalSource:
+        """Completions from a version."""
+        return LocalSource(self._engine, self._sampler, version)
+
+    lazily = source
+
+    def rest(self) -> None:
+        """It shares the model's memory, and has none of its own to give back."""

@@ -30,5 +30,6 @@ def own_sampler(call: str) -> ConfigError:
     """The refusal of such a call."""
     return ConfigError(
         f"{call} is for training servers: this process samples from its own weights, so use "
-        "save_weights_and_get_sampling_client(); to feed another server, start `xorl-lab serve`"
+        "save_weights_and_get_sampling_client(); to sample elsewhere pass sampler= to "
+        "ServiceClient or Lab, or start `xorl-lab serve`"
     )

@@ -17,6 +17,8 @@ from xorl_lab.types import BatchSampleResult, ModelInput, SampleResponse, Sampli
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from xorl_lab.samplers.sync_report import SyncReport
+
 Prompt = ModelInput | str
 
 
@@ -94,6 +96,11 @@ class SamplingClient:
     def base_model(self) -> str:
         """Name of the base model."""
         return self._source.base_model
+
+    @property
+    def sync(self) -> "SyncReport | None":
+        """What became of sending its weights to a sampler elsewhere; None where there is none."""
+        return getattr(self._source, "report", None)
 
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":
         """The base model's tokenizer."""

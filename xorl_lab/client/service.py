@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from xorl_lab.client.async_names import with_async
-from xorl_lab.client.local import LocalService
-from xorl_lab.client.local_source import LocalSource
+from xorl_lab.client.local import EMBEDDED, LocalService
 from xorl_lab.client.remote import RemoteService
 from xorl_lab.client.rest import RestClient
 from xorl_lab.client.sampling import SamplingClient
@@ -37,12 +36,15 @@ class ServiceClient:
         home: folder of checkpoints; None = ``$XORL_LAB_HOME`` or ``~/.xorl_lab``.
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``; in this process only.
         dtype: ``auto``, ``float32`` or ``bfloat16``; in this process only.
+        sampler: what draws completions; in this process only.  None = ``embedded``, in the process
+            itself; ``sglang``, a SGLang server that is started for the model when it is first
+            needed; or the URL of one that serves the same model.
 
     Raises:
-        ConfigError: the URL is none.
+        ConfigError: a URL is none, or there is no such sampler.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (each is a choice of the caller's)
         self,
         base_url: str | None = None,
         api_key: str | None = None,
@@ -51,16 +53,18 @@ class ServiceClient:
         home: str | Path | None = None,
         device: str = "auto",
         dtype: str = "auto",
+        sampler: str | None = None,
     ) -> None:
         url = base_url or os.environ.get("XORL_BASE_URL")
         self.timeout = timeout
         self.api_key = api_key or os.environ.get("XORL_API_KEY")
         self._service: LocalService | RemoteService
         if url:
+            _refuse_sampler(sampler, url)
             self._service = RemoteService(url, self.api_key, timeout)
         else:
             root = Path(home or default_home()).expanduser() / "checkpoints"
-            self._service = LocalService(root, device, dtype)
+            self._service = LocalService(root, device, dtype, _sampler(sampler))
 
     @property
     def root(self) -> Path | None:
@@ -198,7 +202,7 @@ class ServiceClient:
         else:
             engine, sampler = self._service.open(str(base_model))
             version = engine.base_version
-        return SamplingClient.of(LocalSource(engine, sampler, version))
+        return SamplingClient.of(self._service.drawing(engine, sampler).lazily(version))
 
     def create_rest_client(self, model_id: str = "default") -> RestClient:
         """A client that looks after checkpoints and runs.
@@ -224,3 +228,28 @@ class ServiceClient:
     ) -> TrainingClient:
         session = self._service.resume(path, base_model, model_id, with_optimizer=with_optimizer)
         return TrainingClient(session)
+
+
+def _sampler(name: str | None) -> str:
+    """Where completions are drawn.
+
+    Raises:
+        ConfigError: there is no such sampler.
+    """
+    if name in (None, EMBEDDED):
+        return EMBEDDED
+    if name == "sglang" or (isinstance(name, str) and name.startswith(("http://", "https://"))):
+        return str(name).rstrip("/")
+    raise ConfigError(
+        f"sampler is {name!r}: pass 'embedded', 'sglang', or the URL of a SGLang server such as "
+        "'http://localhost:30000'"
+    )
+
+
+def _refuse_sampler(name: str | None, url: str) -> None:
+    if name is not None:
+        raise ConfigError(
+            f"sampler is {name!r}, but the server at {url} trains, and sends weights to samplers "
+            "itself: register yours with TrainingClient.add_inference_endpoint, or leave base_url "
+            "(and $XORL_BASE_URL) out to train in this process"
+        )

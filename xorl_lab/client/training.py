@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
+    from xorl_lab.samplers.sync_report import SyncReport
+
     CustomLoss = Callable[[list[Datum], list[torch.Tensor]], tuple[torch.Tensor, dict[str, float]]]
 
 
@@ -315,6 +317,11 @@ class TrainingClient:
             ConfigError: ``inference_base_url`` was given, but this process trains.
         """
         return SamplingClient.of(self._session.current_source(name, inference_base_url))
+
+    def take_syncs(self) -> "list[SyncReport]":
+        """What became of sending weights to a sampler elsewhere, since this was last asked."""
+        syncs = getattr(self._session, "syncs", None)
+        return [syncs.popleft() for _ in range(len(syncs))] if syncs else []
 
     def list_checkpoints(self) -> APIFuture[CheckpointsListResponse]:
         """The checkpoints of this model, oldest first."""

@@ -41,6 +41,8 @@ class Lab:
         folder: of record and checkpoints; None = ``$XORL_LAB_HOME`` or ``~/.xorl_lab``.
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
         dtype: ``auto``, ``float32`` or ``bfloat16``.
+        sampler: what draws completions: None = ``embedded``, in this process; ``sglang``, a server
+            that is started for the model; or the URL of a SGLang server that serves the same model.
         base_url: of a training server; None = ``$XORL_BASE_URL``, and without that this process.
         disk_budget: bytes that all checkpoints may take, or a size such as ``"5GB"``; over it the
             oldest that runs saved by themselves are deleted.  None = any, and nothing is.
@@ -61,6 +63,7 @@ class Lab:
         folder: str | Path | None = None,
         device: str = "auto",
         dtype: str = "auto",
+        sampler: str | None = None,
         base_url: str | None = None,
         disk_budget: float | str | None = None,
         **adapter: Any,  # noqa: ANN401 (checked below)
@@ -68,7 +71,9 @@ class Lab:
         self.model = model
         self.folder = Path(folder or home()).expanduser()
         self._shape = checked_shape(rank, {"alpha": alpha, "seed": seed}, adapter)
-        self._service = ServiceClient(base_url, home=self.folder, device=device, dtype=dtype)
+        self._service = ServiceClient(
+            base_url, home=self.folder, device=device, dtype=dtype, sampler=sampler
+        )
         self._store = Store(self.folder)
         base = self._service.create_sampling_client(base_model=model)
         self._weights = Weights(self._service, self._store, base)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from xorl_lab.errors import LabError
 from xorl_lab.lab.autosave import Autosave
 from xorl_lab.lab.control import Control
+from xorl_lab.lab.syncing import note_syncs
 from xorl_lab.store import Writer
 from xorl_lab.types import StepRecord
 
@@ -45,6 +46,7 @@ class Loop:
         """A step was recorded, and the weights are those behind it."""
         self.last = record.step
         self._version = self.client.version
+        note_syncs(self.writer, self.client, record.step)
         self._autosave.after(record.step)
 
     def run(self, work: Callable[[], str]) -> BaseException | None:

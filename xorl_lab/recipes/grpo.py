@@ -29,6 +29,7 @@ from xorl_lab.recipes.settings import (
     check_integer,
     check_seconds,
 )
+from xorl_lab.recipes.syncing import sync_metrics
 from xorl_lab.recipes.update import update
 from xorl_lab.samplers.base import MAX_TOP
 from xorl_lab.types import AdamParams, SamplingParams, StepRecord
@@ -242,6 +243,7 @@ def _steps(
             metrics |= update(client, rollouts.trainable(groups), settings, warnings)
             clock.lap("train")
             sampler = client.save_weights_and_get_sampling_client()
+            metrics |= sync_metrics(sampler)
             clock.lap("sync")
         else:
             warnings.append(

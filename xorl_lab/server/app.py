@@ -88,6 +88,7 @@ async def stop(state: State) -> list[str]:
             saved.append(path)
     state.stopping.set()
     state.models.close()
+    await asyncio.get_running_loop().run_in_executor(None, state.inference.endpoints.close)
     return saved
 
 

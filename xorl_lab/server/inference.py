@@ -1,32 +1,33 @@
-"""What the sampler answers with: published weights, adapters by name, and the known endpoints."""
+"""What the sampler answers with: published weights, and adapters by name.
+
+A request that names no adapter is answered with the weights that were published last, by this
+server's own sampler and by every SGLang server that is registered: full weights, or the base model
+with the adapter merged in.  Registering a checkpoint loads its adapter everywhere, on the base
+weights: a SGLang server then answers with the base model when none is named, until the next sync.
+"""
 
 import asyncio
 import hashlib
 import json
-import re
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
-
 from xorl_lab.checkpoints import Address, glance
 from xorl_lab.client.local import LocalService
 from xorl_lab.engine.versions import WeightsVersion
-from xorl_lab.errors import CheckpointError, ConfigError
-from xorl_lab.server.bodies import AddEndpointIn
-from xorl_lab.server.security import LOOPBACK
+from xorl_lab.errors import CheckpointError, ConfigError, SamplerError
+from xorl_lab.samplers.handover import Handover
+from xorl_lab.server.endpoints import Endpoints
+from xorl_lab.server.requests import Conflict
 from xorl_lab.server.settings import ServerSettings
-from xorl_lab.types.checkpoints import InferenceEndpoint, SyncWeightsResponse
+from xorl_lab.types.checkpoints import SyncWeightsResponse
 
 MAX_ADAPTERS = 64
 """Registered weights that are held; those that were used least lately are dropped."""
 MAX_ADAPTER_BYTES = 8 * 2**30
 """Memory that they may take, about; the newest are held whatever they take."""
-HEALTH_SECONDS = 2.0
-"""How long another server may take to say that it is there."""
-HOST = re.compile(r"[A-Za-z0-9.-]{1,253}|[0-9A-Fa-f:.]{2,45}")
 
 
 class Inference:
@@ -43,13 +44,14 @@ class Inference:
         self.engine, self.sampler = service.open(settings.model)
         self.published: WeightsVersion = self.engine.base_version
         """What ``/generate`` without an adapter answers with."""
-        self.ports: set[int] = {p for p in (settings.port, settings.sampler_port) if p}
-        """Ports of this very server."""
+        self.endpoints = Endpoints(
+            settings, lambda: Handover(self.engine, self.sampler), self.server_info
+        )
+        """The registered samplers."""
         self._adapters: OrderedDict[str, WeightsVersion] = OrderedDict()
         """By a name that no other weights ever get."""
         self._names: dict[str, str] = {}
         """Checkpoint name, and URI, to the key of the weights that were registered last."""
-        self._endpoints: dict[tuple[str, int], InferenceEndpoint] = {}
 
     def version(self, name: str | None) -> WeightsVersion:
         """The weights that a request asks for.
@@ -89,6 +91,7 @@ class Inference:
 
         Raises:
             CheckpointError: it is missing, damaged, or of another base model.
+            SamplerError: an endpoint elsewhere did not take it.
         """
         path = model_path if "://" in model_path else f"xorl://default/{model_path}"
         address = Address.parse(path)
@@ -98,6 +101,10 @@ class Inference:
         self._adapters.move_to_end(key)
         self._names |= {address.name: key, address.uri: key}
         self._drop_oldest()
+        failed = [o for o in await self.endpoints.load(version, address.name) if not o.success]
+        if failed:
+            told = "; ".join(f"{o.place[0]}:{o.place[1]}: {o.message}" for o in failed)
+            raise SamplerError(f"{address.name!r} was not loaded everywhere: {told}")
         return key if bind else address.name
 
     def _load(self, address: Address) -> tuple[str, WeightsVersion]:
@@ -130,90 +137,39 @@ class Inference:
             del self._adapters[key]
         self._names = {name: key for name, key in self._names.items() if key in self._adapters}
 
-    def publish(self, version: WeightsVersion, seconds: float) -> SyncWeightsResponse:
-        """Let ``/generate`` answer with these weights from now on.
+    async def publish(self, version: WeightsVersion, started: float) -> SyncWeightsResponse:
+        """Let ``/generate`` answer with these weights from now on, here and at all endpoints.
 
         Args:
             version: the weights.
-            seconds: how long it took to get them.
+            started: when they were asked for, by :func:`timer`.
+
+        Raises:
+            Conflict: an endpoint answers with other weights than it was sent.
         """
         self.published = version
-        results: list[dict[str, Any]] = []
-        for endpoint in self._endpoints.values():
-            embedded = self.is_embedded(endpoint.host, endpoint.port)
-            message = (
-                f"samples from version {version.number} of {version.model_id!r}"
-                if embedded
-                else "pushing weights to outside servers is not supported yet: register this "
-                "server's own sampler port instead"
-            )
-            place = {"host": endpoint.host, "port": endpoint.port}
-            results.append({**place, "success": embedded, "message": message})
-        failed = [r for r in results if not r["success"]]
+        outcomes = await self.endpoints.publish(version)
+        failed = [o for o in outcomes if not o.success]
+        wrong = [o.message for o in failed if o.disagrees]
+        if wrong:
+            # Loudly: a loop that goes on would draw from one model and train another.
+            raise Conflict("; ".join(wrong))
+        sent = sum(o.report.bytes for o in outcomes if o.report is not None)
+        told = "; ".join(o.message for o in outcomes if o.report is not None)
+        fine = f"/generate samples from version {version.number} of {version.model_id!r}"
         return SyncWeightsResponse(
             success=not failed,
             message=(
-                f"{failed[0]['host']}:{failed[0]['port']}: {failed[0]['message']}"
+                "; ".join(f"{o.place[0]}:{o.place[1]}: {o.message}" for o in failed)
                 if failed
-                else f"/generate samples from version {version.number} of {version.model_id!r}"
+                else fine + (f"; {told}" if told else "")
             ),
-            transfer_time=seconds,
-            total_bytes=_bytes(version),
+            transfer_time=timer() - started,
+            total_bytes=sent or _bytes(version),
             num_parameters=len(_tensors(version)),
             num_buckets=1,
-            endpoints_synced=results,
+            endpoints_synced=[o.data() for o in outcomes],
         )
-
-    def is_embedded(self, host: str, port: int) -> bool:
-        """True if an address is this server's own."""
-        return port in self.ports and host in {*LOOPBACK, self.settings.host, "0.0.0.0"}
-
-    async def add(self, body: AddEndpointIn) -> tuple[InferenceEndpoint | None, str]:
-        """Register a sampler.
-
-        Returns:
-            The endpoint, or None and why not.
-        """
-        host = body.host.strip()
-        if not HOST.fullmatch(host):
-            return None, f"{host[:200]!r} is no host name or address"
-        embedded = self.is_embedded(host, body.port)
-        if not embedded and host not in LOOPBACK and self.settings.token is None:
-            return None, (
-                f"{host!r} is another machine: this server reaches out only if it was started "
-                "with --token"
-            )
-        if not embedded and not await _healthy(host, body.port):
-            return None, (
-                f"{host}:{body.port} does not answer GET /health within {HEALTH_SECONDS:g} s: "
-                "start the sampler first"
-            )
-        endpoint = InferenceEndpoint(
-            host,
-            body.port,
-            body.worker_port or body.port,
-            body.world_size,
-            server_info=self.server_info() if embedded else None,
-        )
-        self._endpoints[host, body.port] = endpoint
-        what = "the embedded sampler" if embedded else "an outside server, which gets no weights"
-        return endpoint, f"added {host}:{body.port}: {what}"
-
-    def remove(self, host: str, port: int) -> bool:
-        """Forget a sampler.  Returns False if it was not there."""
-        return self._endpoints.pop((host.strip(), port), None) is not None
-
-    async def list(self) -> list[InferenceEndpoint]:
-        """The registered samplers, each asked how it is."""
-
-        async def look(endpoint: InferenceEndpoint) -> InferenceEndpoint:
-            fine = self.is_embedded(endpoint.host, endpoint.port) or await _healthy(
-                endpoint.host, endpoint.port
-            )
-            place = (endpoint.host, endpoint.port, endpoint.worker_port, endpoint.world_size)
-            return InferenceEndpoint(*place, healthy=fine, server_info=endpoint.server_info)
-
-        return list(await asyncio.gather(*map(look, self._endpoints.values())))
 
     def server_info(self) -> dict[str, Any]:
         """What the embedded sampler says of itself, under SGLang's names."""
@@ -238,17 +194,6 @@ class Inference:
 def timer() -> float:
     """A clock for durations, in seconds."""
     return time.perf_counter()
-
-
-async def _healthy(host: str, port: int) -> bool:
-    """Ask a server for ``/health``; no proxies, no redirects, no patience."""
-    name = f"[{host}]" if ":" in host else host
-    try:
-        async with httpx.AsyncClient(timeout=HEALTH_SECONDS, trust_env=False) as client:
-            response = await client.get(f"http://{name}:{port}/health")
-    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError):
-        return False
-    return response.status_code == 200
 
 
 def _key(address: Address, state: Mapping[str, Any]) -> str:

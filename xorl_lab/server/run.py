@@ -100,7 +100,8 @@ class Listeners:
         state = app.state.lab
         assert isinstance(state, State)
         self.state = state
-        self.state.inference.ports = {int(taken.getsockname()[1]) for taken in sockets}
+        ports = {int(taken.getsockname()[1]) for taken in sockets}
+        self.state.inference.endpoints.ports = ports
         self._sockets = sockets
         # One of them starts and ends the application.
         self._servers = [

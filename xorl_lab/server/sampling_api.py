@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from xorl_lab import __version__
+from xorl_lab.errors import SamplerError
 from xorl_lab.server import bodies
 from xorl_lab.server.generate import GenerateIn
 from xorl_lab.server.inference import timer
@@ -23,7 +24,7 @@ routes = APIRouter(tags=["sampling"])
 async def _sync(lab: State, model_id: str | None) -> SyncWeightsResponse:
     started = timer()
     version = await lab.models.snapshot(model_id)
-    return lab.inference.publish(version, timer() - started)
+    return await lab.inference.publish(version, started)
 
 
 @routes.post("/generate")
@@ -91,8 +92,12 @@ async def list_models(lab: Lab) -> dict[str, Any]:
 
 @routes.post("/api/v1/create_sampling_session")
 async def create_sampling_session(body: bodies.SamplingSessionIn, lab: Lab) -> dict[str, Any]:
-    """Load a checkpoint for ``/generate``; its name there is the checkpoint's."""
-    name = await lab.inference.register(body.model_path, bind=body.bind)
+    """Load a checkpoint for ``/generate``, here and at all endpoints; its name is the same."""
+    try:
+        name = await lab.inference.register(body.model_path, bind=body.bind)
+    except SamplerError as error:
+        answer = {"success": False, "model_path": body.model_path, "lora_name": ""}
+        return {**answer, "message": str(error)}
     version = lab.inference.version(name)
     return {
         "success": True,
@@ -113,7 +118,7 @@ async def sync_inference_weights(body: bodies.SyncIn, lab: Lab) -> dict[str, Any
 @routes.post("/api/v1/add_inference_endpoint")
 async def add_inference_endpoint(body: bodies.AddEndpointIn, lab: Lab) -> dict[str, Any]:
     """Register a sampler."""
-    endpoint, message = await lab.inference.add(body)
+    endpoint, message = await lab.inference.endpoints.add(body)
     answer = asdict(InferenceEndpointResponse(endpoint is not None, message, endpoint))
     synced = await _sync(lab, None) if endpoint is not None and body.sync_weights else None
     return {
@@ -127,7 +132,7 @@ async def add_inference_endpoint(body: bodies.AddEndpointIn, lab: Lab) -> dict[s
 @routes.post("/api/v1/remove_inference_endpoint")
 async def remove_inference_endpoint(body: bodies.EndpointIn, lab: Lab) -> dict[str, Any]:
     """Forget a sampler."""
-    gone = lab.inference.remove(body.host, body.port)
+    gone = await lab.inference.endpoints.remove(body.host, body.port)
     message = "removed" if gone else "it was not registered"
     return {"success": gone, "message": f"{body.host[:200]}:{body.port}: {message}"}
 
@@ -136,7 +141,7 @@ async def remove_inference_endpoint(body: bodies.EndpointIn, lab: Lab) -> dict[s
 @routes.get("/api/v1/list_inference_endpoints")
 async def list_inference_endpoints(lab: Lab) -> dict[str, Any]:
     """The registered samplers, each asked how it is."""
-    endpoints = await lab.inference.list()
+    endpoints = await lab.inference.endpoints.listed()
     return {"endpoints": [asdict(e) for e in endpoints], "count": len(endpoints)}
 
 

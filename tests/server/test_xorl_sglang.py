@@ -1,0 +1,121 @@
+"""xorl_client 0.1.0, unmodified, with ``xorl-lab serve`` and a real SGLang on port 30000.
+
+The documents' RL loop trains full weights and sends them; their "Save LoRA Weights for Inference"
+loads an adapter.  Only the model's name is replaced, and the number of steps given.
+"""
+
+import json
+import os
+import subprocess
+
+import pytest
+import torch
+
+from tests.seeds.cut import folder
+from tests.server.test_xorl_client import MODEL, client_python, cut, free
+from tests.sglang import need_sglang
+from xorl_lab.engine import tiny
+
+__all__ = ["client_python"]
+
+RUNNER = os.path.join(os.path.dirname(__file__), "seed_sglang_runner.py")
+FIRST, LAST = "# Register inference endpoint", "})"
+
+
+def registration(code):
+    """The lines of the loop that register the sampler."""
+    lines = code.splitlines()
+    begin = lines.index(FIRST)
+    return "\n".join(lines[begin : lines.index(LAST, begin) + 1]) + "\n"
+
+
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory):
+    """The tiny model as a folder, with room for the 512 tokens that the documents sample."""
+    path = tmp_path_factory.mktemp("model") / "tiny-model"
+    network = tiny.dense(torch.float32)
+    network.config.max_position_embeddings = 2048
+    network.save_pretrained(path)
+    tiny.byte_tokenizer().save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def sglang(roomy, tmp_path_factory):
+    """A real server on the documents' port."""
+    need_sglang()
+    from xorl_lab.samplers.sglang_server import SGLangServer
+
+    assert free(30000), "port 30000, which the documents name, is in use: free it"
+    log = tmp_path_factory.mktemp("sglang") / "server.log"
+    with SGLangServer.start(
+        roomy, max_rank=32, dtype="float32", device="cpu", port=30000, log=log
+    ) as server:
+        yield server
+
+
+def run(client_python, tmp_path, plan):
+    """What the blocks of a plan find."""
+    places = tmp_path / "plan.json", tmp_path / "found.json"
+    places[0].write_text(json.dumps(plan))
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(("XORL_", "PYTHON"))}
+    done = subprocess.run(
+        [client_python, RUNNER, *map(str, places)],
+        env={**variables, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=1500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-4000:]
+    return json.loads(places[1].read_text())
+
+
+def near(values):
+    return pytest.approx(values, abs=1e-4)
+
+
+def test_the_rl_loop_trains_full_weights_and_sends_them(
+    live, tmp_path, sglang, roomy, client_python
+):
+    folder()
+    assert free(6000), "port 6000, which the documents name, is in use: free it"
+    code = cut(folder(), "rl")
+    assert code.count(MODEL) == 1
+    live(model=roomy, full=True, port=6000, sampler_port=0)
+    rl = run(client_python, tmp_path, {"rl": code.replace(MODEL, roomy)})["rl"]
+    assert rl["steps"] == 2
+    # The first rollouts come from the weights that the server was started with, the second from
+    # those that were sent behind the first step; behind the second it has the third.
+    first, second = rl["versions"]
+    assert first == "default"
+    assert second.startswith("default-v1-")
+    logprobs, version = rl["sampler"]
+    assert version.startswith("default-v2-")
+    assert logprobs == near(rl["trainer"])
+    assert rl["aligned"]
+    assert rl["metrics"]["valid_tokens"] > 0
+    assert abs(rl["metrics"]["ratio_mean"] - 1) < 1e-2, "sampler and trainer agree on the rollouts"
+    assert rl["listed"]["count"] == 1
+    (endpoint,) = rl["listed"]["endpoints"]
+    assert endpoint["healthy"]
+    assert endpoint["server_info"]["enable_lora"]
+    (again,) = rl["again"]["endpoints_synced"]
+    assert again["success"]
+    assert again["sync"]["verdict"] == "agrees", again
+    assert again["sync"]["bytes"] == 0
+
+
+def test_a_saved_adapter_is_loaded_there(live, tmp_path, sglang, roomy, client_python):
+    assert free(6000), "port 6000, which the documents name, is in use: free it"
+    documents = folder()
+    blocks = {name: cut(documents, name).replace(MODEL, roomy) for name in ("sft", "sampler")}
+    blocks["register"] = registration(cut(documents, "rl"))
+    live(model=roomy, full=False, port=6000, sampler_port=0)
+    found = run(client_python, tmp_path, blocks)["sampler"]
+    assert found["steps"] == 2
+    assert found["tokens"] == found["logprobs"] > 0
+    assert found["sampler"] == near(found["trainer"])
+    assert found["sampler"] != near(found["still"]), "the adapter changes the answers"
+    assert "step_100" in [entry["id"] for entry in found["adapters"]]
