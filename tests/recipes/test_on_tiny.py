@@ -73,6 +73,33 @@ def test_ratios_are_one_on_policy(client):
         assert record.metrics["pg_clipfrac"] == 0
 
 
+def in_two_turns(wanted):
+    """Pays for wanted characters in both turns, of which the second answers the first."""
+    turn = yield
+    first = share(turn.text, wanted)
+    turn = yield f"{first:.2f}?\n"
+    return {"first": first / 2, "second": share(turn.text, wanted) / 2}
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_episodes_of_two_turns_are_learned_and_trainer_and_sampler_agree(client, chat):
+    rows = [{**p, "prompt": [{"role": "user", "content": p["prompt"]}]} for p in PROMPTS]
+    settings = {"steps": 20, "max_tokens": 4, "learning_rate": 5e-3, "seed": 1}
+    records = list(
+        grpo(client, rows if chat else PROMPTS, in_two_turns, held_out=rows[:3], **settings)
+    )
+    first, last = (
+        sum(r.metrics["reward"] for r in part) / 4 for part in (records[:4], records[-4:])
+    )
+    assert last > first + 0.15
+    for record in records:
+        assert record.metrics["kl_sampler_abs"] < 1e-4
+        assert abs(record.metrics["ratio_max"] - 1) < 1e-3
+        assert record.metrics["turns"] == 2
+        assert record.metrics["valid_tokens"] == sum(r.drawn for g in record.groups
+                                                     for r in g.rollouts)  # fmt: skip
+
+
 def test_the_divergence_from_the_base_model_starts_at_nothing_and_grows(client):
     records = run(client, report_base_kl=True)
     assert records[0].metrics["kl_base"] < 1e-8

@@ -2,8 +2,9 @@ import pytest
 
 from xorl_lab.errors import ConfigError
 from xorl_lab.recipes import tasks
+from xorl_lab.recipes.calculator import calculator
+from xorl_lab.recipes.environments import Environment, Turn, judge_of
 from xorl_lab.recipes.evaluate import SOLVED
-from xorl_lab.recipes.rewards import Scorer
 from xorl_lab.types import SampledSequence
 
 
@@ -76,12 +77,48 @@ def test_every_task_is_solvable_and_its_reward_fits_its_rows(name):
     assert task.name == name
     row = {k: v for k, v in task.held_out[0].items() if k != "prompt"}
     best = row.get("answer", "joy happy love")
-    score = Scorer(task.reward, row)(
-        task.held_out[0]["prompt"], row, SampledSequence([1], text=best)
-    )
-    assert score.total == SOLVED
-    nothing = Scorer(task.reward, row)("", row, SampledSequence([1], text=""))
-    assert nothing.total == 0
+    judge = judge_of(task.reward, row)
+
+    def score(text):
+        if isinstance(judge, Environment):
+            return judge.begin(task.held_out[0]["prompt"], row)(Turn(text)).score
+        return judge(task.held_out[0]["prompt"], row, SampledSequence([1], text=text))
+
+    assert score(best).total == SOLVED
+    assert score("").total == 0
+
+
+def test_multiplication_has_a_calculator_and_its_parts_share_no_question():
+    task = tasks.multiplication()
+    train, held = ({(r["a"], r["b"]) for r in rows} for rows in _both(task))
+    assert (len(train), len(held), train & held) == (256, 32, set())
+    assert all(int(r["answer"]) == r["a"] * r["b"] for r in task.training)
+    assert tasks.multiplication(1).training != task.training
+
+
+@pytest.mark.parametrize(
+    ("written", "shown", "reward"),
+    [
+        (["calc: 34*27", "A: 918"], ["= 918\n"], 1.0),
+        (["A: 918"], [], 1.0),
+        (["A: 908"], [], 0.0),
+        (["calc: 34*", "calc: 34 * 27", " 918 "], ["= error\n", "= 918\n"], 1.0),
+        (["calc: 34+27", "A: 61"], ["= 61\n"], 0.0),
+        (["calc: __import__('os')", ""], ["= error\n"], 0.0),
+        (["calc: 1*1"] * 3, ["= 1\n"] * 2, 0.0),
+        (["calc:34-61", "calc: 9999999*9"], ["= -27\n", "= error\n"], None),
+    ],
+)
+def test_what_the_calculator_shows(written, shown, reward):
+    play = Environment(calculator, ["answer"]).begin("", {"answer": "918"})
+    replies = [play(Turn(t, number=i, last=i == 3)) for i, t in enumerate(written, start=1)]
+    assert [r.observation for r in replies if r.score is None] == shown
+    assert (None if reward is None else replies[-1].score.total) == reward
+
+
+def test_a_call_that_was_cut_off_is_not_worked_out():
+    play = Environment(calculator, ["answer"]).begin("", {"answer": "4"})
+    assert play(Turn("calc: 2*2", stop_reason="length")).score.total == 0
 
 
 @pytest.mark.parametrize(
@@ -91,7 +128,8 @@ def test_every_task_is_solvable_and_its_reward_fits_its_rows(name):
         (lambda: tasks.addition(seed=-1), "seed is -1: pass an integer >= 0"),
         (
             lambda: tasks.get("chess"),
-            "unknown task 'chess': choose from addition, addition-2, happy, password",
+            "unknown task 'chess': choose from addition, addition-2, happy, multiplication, "
+            "password",
         ),
     ],
 )

@@ -108,7 +108,8 @@ def run_demo(options: DemoOptions | None = None, *, console: Console | None = No
     client = ServiceClient().create_lora_training_client(
         options.model, RANK, alpha=ALPHA, seed=options.seed
     )
-    examine: dict[str, Any] = {k: settings[k] for k in ("max_tokens", "stop") if k in settings}
+    limits = ("max_tokens", "stop", "max_turns")
+    examine: dict[str, Any] = {k: settings[k] for k in limits if k in settings}
     before = evaluate(client, task.held_out, task.reward, **examine)
     console.print(f"held-out accuracy before: {before.accuracy:.2f}", markup=False)
     console.print(LEGEND, markup=False, style="dim", soft_wrap=True)

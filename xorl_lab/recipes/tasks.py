@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from xorl_lab.errors import ConfigError
+from xorl_lab.recipes.calculator import calculator
 from xorl_lab.recipes.rewards import RewardFunction
 from xorl_lab.recipes.settings import check_integer
 
@@ -24,6 +25,9 @@ FEW_SHOT: Mapping[int, Sequence[tuple[int, int]]] = {
     2: ((12, 25), (31, 17), (24, 42)),
 }
 """By number of digits, the sums that the prompt solves as examples."""
+
+CALCULATIONS = "Q: 3*2\nA: 6\n\nQ: 21*13\ncalc: 21*13\n= 273\nA: 273\n\nQ: 4*5\nA: 20\n\n"
+"""What the prompts of :func:`multiplication` begin with."""
 
 OPERANDS: Mapping[int, range] = {1: range(10), 2: range(10, 50)}
 """By number of digits, the numbers that are added."""
@@ -169,6 +173,43 @@ def password(seed: int = 0) -> Task:
     )
 
 
+def multiplication(seed: int = 0) -> Task:
+    """Multiply two numbers of two digits, with a calculator for those who ask it: several turns.
+
+    The prompt shows an answer from the calculator between answers without it, and either may be
+    imitated.  The model cannot multiply, but it can copy.
+
+    Args:
+        seed: chooses the questions.
+    """
+    check_integer("seed", seed, 0)
+    pairs = list(itertools.product(range(11, 100), repeat=2))
+    order = np.random.default_rng(seed).permutation(len(pairs)).tolist()
+
+    def rows(chosen: Sequence[int]) -> list[dict[str, Any]]:
+        return [
+            {"prompt": f"{CALCULATIONS}Q: {a}*{b}\n", "answer": str(a * b), "a": a, "b": b}
+            for a, b in sorted(pairs[i] for i in chosen)
+        ]
+
+    return Task(
+        name="multiplication",
+        description="Multiply two numbers of two digits; there is a calculator to be asked.",
+        training=rows(order[:256]),
+        held_out=rows(order[256:288]),
+        reward=calculator,
+        settings={
+            "max_tokens": 12,
+            "stop": "\n",
+            "max_turns": 3,
+            "learning_rate": 5e-4,
+            "prompts_per_step": 4,
+            "group_size": 8,
+            "steps": 20,
+        },
+    )
+
+
 def exact_match(completion: str, answer: str) -> float:
     """1 if the completion is the answer and nothing else, otherwise 0."""
     return float(completion == answer)
@@ -190,6 +231,7 @@ TASKS = {
     "addition-2": lambda seed=0: addition(2, seed),
     "happy": happy_sentences,
     "password": password,
+    "multiplication": multiplication,
 }
 """By name, the functions that make a task from a seed."""
 
