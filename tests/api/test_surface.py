@@ -167,7 +167,8 @@ CONSTRUCTORS: dict[type, str] = {
     xl.SaveWeightsResponse: "(path, model)",
     checkpoints.SaveWeightsForSamplerResponse: "(path, model='', size=None, model_path=None)",
     xl.SampledSequence: (
-        "(tokens, stop_reason='stop', logprobs=None, text=None, top_logprobs=None, entropies=None)"
+        "(tokens, stop_reason='stop', logprobs=None, text=None, top_logprobs=None, entropies=None, "
+        "routed_experts=None)"
     ),
     xl.SampleResponse: "(sequences, meta_info=None, prompt_logprobs=None)",
     xl.BatchSampleResult: "(completed, failed, cancelled)",

@@ -8,7 +8,7 @@ import pytest
 import xorl_lab as xl
 from tests.closeness import assert_close
 from tests.server.test_own_client import closed
-from xorl_lab.errors import ConfigError, DataError
+from xorl_lab.errors import DataError
 
 __all__ = ["closed"]
 
@@ -107,7 +107,7 @@ def test_over_http_as_in_process(live, tmp_path):
 def test_a_dense_model_over_http_says_so(live):
     service = xl.ServiceClient(base_url=live().url)
     client = service.create_lora_training_client("tiny", 4, seed=7)
-    with pytest.raises(ConfigError, match="this model has no experts"):
+    with pytest.raises(DataError, match="this model has no experts"):
         client.save_weights_and_get_sampling_client("a").sample("a", asked()).result()
     datum = xl.Datum(xl.ModelInput.from_ints([1, 2]), {"labels": [1, 2]}, [[[0]]] * 2)
     with pytest.raises(DataError, match="has routed_experts, but this model has no experts"):
