@@ -117,6 +117,7 @@ class Faulty:
         self.faults: defaultdict[str, list[Fault]] = defaultdict(list)
         self.pages = {"/model_info": INFO, "/server_info": SERVER, "/v1/models": CARDS}
         self.asked: list[tuple[str, dict]] = []
+        self.heads: list[dict[bytes, bytes]] = []
         self.release = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", port))
         self.port = self._listener.getsockname()[1]
@@ -156,7 +157,8 @@ class Faulty:
 
     def _serve(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError, ValueError), connection:
-            for path, body in _requests(connection):
+            for path, head, body in _requests(connection):
+                self.heads.append(head)
                 self.asked.append((path, body))
                 right = json.dumps(self._right(path, body)).encode()
                 queue = self.faults[path]
@@ -203,8 +205,8 @@ def completion(prompt: list[int], body: dict) -> dict:
     }
 
 
-def _requests(connection: socket.socket) -> Iterator[tuple[str, dict]]:
-    """The requests on a connection: path and JSON."""
+def _requests(connection: socket.socket) -> Iterator[tuple[str, dict, dict]]:
+    """The requests on a connection: path, headers and JSON."""
     # Not by makefile(): a file keeps the connection open when it is closed.
     held = b""
     while True:
@@ -215,9 +217,10 @@ def _requests(connection: socket.socket) -> Iterator[tuple[str, dict]]:
             held += more
         head, _, held = held.partition(b"\r\n\r\n")
         first, *headers = head.split(b"\r\n")
-        named = dict(header.lower().split(b": ", 1) for header in headers)
+        pairs = (header.split(b": ", 1) for header in headers)
+        named = {name.lower(): value for name, value in pairs}
         length = int(named.get(b"content-length", 0))
         while len(held) < length:
             held += connection.recv(65536)
         body, held = held[:length], held[length:]
-        yield first.split()[1].decode(), json.loads(body) if body else {}
+        yield first.split()[1].decode(), named, json.loads(body) if body else {}

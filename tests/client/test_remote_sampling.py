@@ -18,18 +18,18 @@ WAIT = 20
 
 
 def left() -> list[str]:
-    """Threads of the client that live, after a while at most."""
+    """Threads of the clients that live, after a while at most."""
     end = time.monotonic() + 10
-    names: list[str] = []
-    while time.monotonic() < end:
-        alive = threading.enumerate()
-        names = [
-            t.name for t in alive if t.name.startswith("xorl-lab") or type(t) is threading.Timer
-        ]
-        if not names:
-            break
-        time.sleep(0.02)
+    names = [""]
+    while names and time.monotonic() < end:
+        time.sleep(0.01)
+        names = [t.name for t in threading.enumerate() if is_a_clients(t)]
     return names
+
+
+def is_a_clients(thread: threading.Thread) -> bool:
+    named = thread.name.startswith(("xorl-lab sample", "xorl-lab abort"))
+    return named or type(thread) is threading.Timer
 
 
 @pytest.fixture
