@@ -178,3 +178,33 @@ def test_means_are_over_what_there_is(lengths, seed, gaps):
                 assert_close(means[name], math.fsum(there) / len(there), rtol=1e-9, atol=1e-12)
             else:
                 assert means[name] is None
+
+
+def test_whose_tokens_they_are_comes_back_and_what_was_not_drawn_has_no_value(store):
+    nan = math.nan
+    episode = Rollout(
+        [5, 6, 7, 8],
+        [-0.5, nan, nan, -1.5],
+        "a tool said b",
+        "stop",
+        1,
+        0.5,
+        streams={"entropies": [0.25, nan, nan, 0.75]},
+        weights=[1.0, 0.0, 0.0, 1.0],
+    )
+    plain = Rollout([5], [-0.5], "a", "stop", 1, 0.5)
+    with store.create(name="run", kind="grpo", model="tiny") as writer:
+        writer.step(StepRecord(1, {}, [Group("p", [1], [episode, plain])]))
+    reader = store.run("run")
+    first, second = reader.walk()
+    assert first.weights.tolist() == episode.weights
+    assert first.turns == episode.turns == [(0, 1), (3, 4)]
+    assert (second.weights, second.turns) == (None, [(0, 1)])
+    again = first.rollout()
+    assert again.weights == episode.weights
+    assert again.drawn == 2
+    assert str(again.logprobs) == str(episode.logprobs)
+    assert str(again.streams) == str(episode.streams)
+    assert second.rollout() == plain
+    assert reader.rollouts()["mean:logprobs"].tolist() == [-1.0, -0.5]
+    assert reader.rollouts()["mean:entropies"].tolist()[0] == 0.5

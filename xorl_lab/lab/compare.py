@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from xorl_lab.errors import ConfigError
 from xorl_lab.lab.judging import divergence, judge
 from xorl_lab.lab.pieces import Pieces
+from xorl_lab.recipes.limit import SECONDS, Limit
 from xorl_lab.recipes.order import derive_seed
 from xorl_lab.recipes.prompts import Prompt, columns, encode_prompts
 from xorl_lab.recipes.rewards import RewardFunction, Score, Scorer
@@ -182,7 +183,7 @@ def compare(
             shown[models[name]] = encode_prompts(prompts, tokenizer)
             pieces[models[name]] = Pieces(tokenizer)
     first = shown[models[next(iter(clients))]]
-    scorer = None if rewards is None else Scorer(rewards, columns(first))
+    scorer = None if rewards is None else Scorer(rewards, columns(first), Limit(SECONDS))
     each = [
         settings_of({**settings, "seed": derive_seed(seed, i)}, SAMPLING) for i in range(len(first))
     ]

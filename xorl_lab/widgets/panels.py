@@ -104,6 +104,7 @@ _PLANS = (
     _Plan("ratio", "Probability ratio", "", (("ratio_mean", "mean"), ("tis_mean", "TIS weight"))),
     _Plan("grad", "Gradient norm", "", (("grad_norm", "before clipping"),)),
     _Plan("length", "Completion length", "tokens", (("completion_tokens", "mean"),)),
+    _Plan("turns", "Turns of an episode", "", (("turns", "mean"),)),
     _Plan("truncated", "Truncated", "share", (("truncated", "cut off"),), share=True),
     _Plan(
         "signal",
