@@ -156,3 +156,6 @@ class FakeServer:
             raise SamplerError(f"no adapter {adapter}")
         values = self.weights if adapter is None else self.adapters[adapter]
         return [value + self.noise * (-1) ** i for i, value in enumerate(values)]
+
+    def close(self):
+        self._note("close")

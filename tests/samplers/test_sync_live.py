@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from tests.closeness import assert_close
-from xorl_lab.client import ServiceClient
-from xorl_lab.client.outside import Outside
+from tests.sglang import need_sglang
+from xorl_lab.client import ServiceClient, outside
 from xorl_lab.errors import SamplerError
+from xorl_lab.lab import Lab
 from xorl_lab.samplers.handover import Handover
 from xorl_lab.samplers.sglang import SGLang
 from xorl_lab.samplers.sync import SyncError, WeightSync
@@ -54,10 +55,8 @@ def trainee(empty_home, sglang_server, tmp_path):
     yield build
     for each in made:
         each.sync.push(each.sync.trainer.base)
-        for name in list(each.sync.adapters):
-            each.sync.server.unload_adapter(name)
         each.sync.server.name_weights("default")
-        each.sync.server.close()
+        each.sync.close()
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -146,9 +145,20 @@ def test_a_given_name_means_the_newest_weights(trainee):
     assert_close(said, it.said(new), rtol=0, atol=1e-4)
 
 
+@pytest.fixture
+def lent(sglang_server):
+    """The URL of the real server, which has its own weights again afterwards."""
+    yield sglang_server.url
+    for used in list(outside._known.values()):
+        sync, _ = used.awake()
+        sync.push(sync.trainer.base)
+        sync.server.name_weights("default")
+    outside.close_all()
+
+
 @pytest.mark.parametrize("full", [False, True])
-def test_the_client_samples_there_from_one_version(empty_home, sglang_server, full):
-    service = ServiceClient(device="cpu", dtype="float32", sampler=sglang_server.url)
+def test_the_client_samples_there_from_one_version(empty_home, lent, full):
+    service = ServiceClient(device="cpu", dtype="float32", sampler=lent)
     embedded = ServiceClient(device="cpu", dtype="float32")
     make = "create_training_client" if full else "create_lora_training_client"
     client = getattr(service, make)("tiny")
@@ -180,4 +190,71 @@ def test_the_client_samples_there_from_one_version(empty_home, sglang_server, fu
     assert_close(answers(sampler).logprobs, got.logprobs, rtol=0, atol=1e-5)
     saved = service.create_sampling_client(model_path=path)
     assert_close(answers(saved).logprobs, got.logprobs, rtol=0, atol=1e-5)
-    assert isinstance(client._session.drawing, Outside)
+    assert isinstance(client._session.drawing, outside.Outside)
+
+
+def test_a_lab_trains_here_and_samples_there(empty_home, lent):
+    lab = Lab("tiny", rank=8, sampler=lent, device="cpu", dtype="float32")
+    first = lab.sample("Hello", max_tokens=4, temperature=0)
+    run = lab.grpo(
+        ["one", "two"],
+        lambda completion: float(sum(c.isalpha() for c in completion)),
+        steps=2,
+        max_tokens=6,
+        learning_rate=3e-2,
+        group_size=4,
+        prompts_per_step=2,
+        save_every=1,
+        preflight=False,
+        quiet=True,
+    )
+    syncs = [event for event in run.reader.events() if event.kind == "sync"]
+    assert [event.data["version"] for event in syncs] == [0, 1, 2]
+    assert [event.data["verdict"] for event in syncs] == ["inconclusive", "agrees", "agrees"]
+    assert not [w for w in run.warnings if "canary" in w], "untrained weights are no trouble"
+    assert {"sync_gap", "sync_change", "seconds:sync"} <= set(run.metrics.columns)
+    # Before an update sampler and trainer agree on what was drawn.
+    assert run.metrics["kl_sampler"].abs().max() < 1e-4
+    assert set(run.rollouts()["version"]) == {0, 1}
+    compared = lab.compare(["base", run.name, f"{run.name}/step-1"], ["Hello"], max_tokens=4)
+    assert len(compared.frame().columns) >= 3
+    again = lab.sample("Hello", max_tokens=4, temperature=0)
+    assert str(again) == str(first)
+    drawn = run.resample(int(run.rollouts().index[0]), 1, n=2, max_tokens=3)
+    assert len(drawn.texts) == 2
+    child = run.branch("step-1", steps=2, quiet=True)
+    assert child.status.step == 2
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_amid_a_sync_is_started_again(empty_home, monkeypatch):
+    need_sglang()
+    client = ServiceClient(device="cpu", dtype="float32", sampler="sglang").create_training_client(
+        "tiny"
+    )
+    drawing = client._session.drawing
+    client.forward_backward(DATA).result()
+    client.optim_step(AdamParams(learning_rate=1e-2)).result()
+    sync, _ = drawing.awake()
+    process = drawing._process
+    tensors = sync.trainer.tensors
+
+    def deadly(version):
+        for number, named in enumerate(tensors(version)):
+            if number == 3:
+                for each in process.processes():
+                    each.kill()
+                process._process.wait(20)
+            yield named
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sync.trainer, "tensors", deadly)
+        with pytest.raises(SamplerError, match="answers nobody until they are sent again"):
+            client.save_weights_and_get_sampling_client()
+    sampler = client.save_weights_and_get_sampling_client()
+    assert drawing._process is not process
+    assert sampler.sync.canary.verdict == "agrees"
+    answer = sampler.sample("Hello", SamplingParams(max_tokens=4)).result()
+    assert answer.meta_info["weight_version"] == 1
+    outside.close_all()
+    assert not drawing._process

@@ -5,6 +5,8 @@ and under ``change`` lines to put in the place of others; what was found is writ
 """
 
 import json
+import re
+import statistics
 import sys
 from pathlib import Path
 
@@ -62,12 +64,18 @@ def main(plan, result):
             want = settings.get("words")
             if want is None:
                 return float(sum(c.isalpha() for c in text)) / max(1, len(text))
-            return min(1.0, sum(text.lower().count(word) for word in want) / 3)
+            return min(1.0, sum(word in want for word in re.findall("[a-z]+", text.lower())) / 3)
 
         def compute_advantages(values):
             size = settings.get("group", len(values))
             groups = [values[i : i + size] for i in range(0, len(values), size)]
-            return [v - sum(g) / len(g) for g in groups for v in g]
+            spread = [statistics.pstdev(g) or 1.0 for g in groups]
+            means = [statistics.mean(g) for g in groups]
+            return [
+                (v - mean) / std
+                for g, mean, std in zip(groups, means, spread, strict=True)
+                for v in g
+            ]
 
         before = steps()
         names = {

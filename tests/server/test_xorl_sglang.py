@@ -7,6 +7,7 @@ loads an adapter.  Only the model's name is replaced, and the number of steps gi
 import json
 import os
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -15,10 +16,19 @@ from tests.seeds.cut import folder
 from tests.server.test_xorl_client import MODEL, client_python, cut, free
 from tests.sglang import need_sglang
 from xorl_lab.engine import tiny
+from xorl_lab.recipes.tasks import HAPPY
 
 __all__ = ["client_python"]
 
 RUNNER = os.path.join(os.path.dirname(__file__), "seed_sglang_runner.py")
+CHANGED = [
+    ("learning_rate=1e-6", "learning_rate=3e-5"),
+    ("max_tokens=512", "max_tokens=12"),
+    ("timeout=30.0", "timeout=600.0"),
+]
+"""What else is changed where a real model is to learn in a few minutes on a CPU."""
+TOPICS = ("a dog", "the sea", "a birthday", "music")
+GROUP = 8
 FIRST, LAST = "# Register inference endpoint", "})"
 
 
@@ -119,3 +129,36 @@ def test_a_saved_adapter_is_loaded_there(live, tmp_path, sglang, roomy, client_p
     assert found["sampler"] == near(found["trainer"])
     assert found["sampler"] != near(found["still"]), "the adapter changes the answers"
     assert "step_100" in [entry["id"] for entry in found["adapters"]]
+
+
+@pytest.mark.slow
+def test_reward_climbs_on_smollm2(live, tmp_path, client_python):
+    need_sglang()
+    from xorl_lab.samplers.sglang_models import served
+    from xorl_lab.samplers.sglang_server import SGLangServer
+
+    for port in (6000, 30000):
+        assert free(port), f"port {port}, which the documents name, is in use: free it"
+    place = str(served("SmolLM2-135M-Instruct").folder)
+    code = cut(folder(), "rl").replace(MODEL, place)
+    for old, new in CHANGED:
+        assert code.count(old) == 1
+        code = code.replace(old, new)
+    prompts = [
+        f"<|im_start|>user\nWrite a happy sentence about {topic}.<|im_end|>\n"
+        "<|im_start|>assistant\n"
+        for topic in TOPICS
+        for _ in range(GROUP)
+    ]
+    settings = {"steps": 16, "prompts": prompts, "words": sorted(HAPPY), "group": GROUP}
+    live(model=place, full=True, dtype="float32", device="cpu", port=6000, sampler_port=0)
+    with SGLangServer.start(
+        place, max_rank=None, dtype="float32", device="cpu", port=30000, log=tmp_path / "log"
+    ):
+        rl = run(client_python, tmp_path, {"rl": code, "settings": settings})["rl"]
+    rewards = rl["rewards"]
+    sys.stdout.write(f"rewards: {[round(r, 2) for r in rewards]}\n")
+    assert rl["steps"] == len(rewards) == 16
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.25
+    (again,) = rl["again"]["endpoints_synced"]
+    assert again["sync"]["verdict"] == "agrees", again

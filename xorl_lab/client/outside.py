@@ -1,5 +1,6 @@
 """A SGLang server as the sampler of models that this process trains."""
 
+import atexit
 import contextlib
 import shutil
 import sys
@@ -133,9 +134,11 @@ class Outside:
             process, self._process = self._process, None
             remote, self._remote = self._remote, None
             folder, self._folder = self._folder, None
-            self._sync, self._resting = None, False
+            sync, self._sync, self._resting = self._sync, None, False
         if remote is not None:
             remote.close()
+        if sync is not None:
+            (sync.close if process is None else sync.server.close)()
         if process is not None:
             process.stop()
         if folder is not None:
@@ -334,3 +337,6 @@ def close_all() -> None:
         _known.clear()
     for each in known:
         each.close()
+
+
+atexit.register(close_all)

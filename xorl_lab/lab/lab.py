@@ -70,6 +70,7 @@ class Lab:
     ) -> None:
         self.model = model
         self.folder = Path(folder or home()).expanduser()
+        self._sampler = sampler
         self._shape = checked_shape(rank, {"alpha": alpha, "seed": seed}, adapter)
         self._service = ServiceClient(
             base_url, home=self.folder, device=device, dtype=dtype, sampler=sampler
@@ -331,6 +332,7 @@ class Lab:
 
     def _facts(self) -> dict[str, str]:
         rank = self._shape["rank"]
-        return card.facts(
+        facts = card.facts(
             self._starter.loaded(), self._service.root, self._store, self.folder, rank
         )
+        return facts if self._sampler is None else facts | {"sampler": self._sampler}

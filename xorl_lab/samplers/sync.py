@@ -218,10 +218,11 @@ class WeightSync:
             self._tidy()
 
     def close(self) -> None:
-        """Unload all adapters; the server goes on with the weights that it has."""
+        """Unload all adapters and end the connection; the server goes on with its weights."""
         with self.lock:
             for name in list(self._adapters):
                 self._unload(name)
+            self.server.close()
 
     # What is there.
 
@@ -275,18 +276,17 @@ class WeightSync:
             self._rank = max(self._rank, rank or 0)
 
     def _require(self, rank: int | None) -> "ServerFacts":
-        needed = {
-            "vocab_size": self.trainer.vocab_size,
-            "model": self.trainer.name,
-            "rank": rank,
-        }
+        def ask() -> "ServerFacts":
+            name, vocab_size = self.trainer.name, self.trainer.vocab_size
+            return self.server.require(vocab_size=vocab_size, model=name, rank=rank)
+
         try:
-            return self.server.require(**needed)
+            return ask()
         except SamplerError:
             # Perhaps it was left paused, by whoever has sent it weights and is gone.
             with contextlib.suppress(SamplerError):
                 self.server.resume()
-                return self.server.require(**needed)
+                return ask()
             raise
 
     def _measure(self, facts: "ServerFacts") -> float:

@@ -34,6 +34,7 @@ class Server(Protocol):
     def resume(self) -> None: ...  # noqa: D102
     def flush_cache(self, patience: float = ...) -> None: ...  # noqa: D102
     def score(self, tokens: Sequence[int], adapter: str | None = None) -> list[float]: ...  # noqa: D102
+    def close(self) -> None: ...  # noqa: D102
 
 
 class Trainer(Protocol):

@@ -200,7 +200,13 @@ class Endpoints:
         if sync is None:
             name = f"[{host}]" if ":" in host else host
             sync = WeightSync(SGLang(f"http://{name}:{port}"), trainer, self._folder)
-        facts = sync.server.require(vocab_size=trainer.vocab_size, model=trainer.name, rank=None)
+        vocab_size = trainer.vocab_size
+        try:
+            facts = sync.server.require(vocab_size=vocab_size, model=trainer.name, rank=None)
+        except LabError:
+            if place not in self._syncs:
+                sync.server.close()
+            raise
         self._syncs[place] = sync
         return facts
 
