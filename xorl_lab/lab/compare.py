@@ -149,7 +149,7 @@ def sample(client: "SamplingClient", prompt: object, n: int, params: Mapping[str
         DataError: the prompt is empty or malformed.
     """
     (encoded,) = encode_prompts([prompt], client.get_tokenizer())
-    (response,) = draw(client, [encoded], [settings_of({**DEFAULTS, **params}, SAMPLING)], n)
+    (response,) = draw(client, [encoded.input], [settings_of({**DEFAULTS, **params}, SAMPLING)], n)
     return Samples(encoded.text, response.sequences)
 
 
@@ -187,8 +187,9 @@ def compare(
     each = [
         settings_of({**settings, "seed": derive_seed(seed, i)}, SAMPLING) for i in range(len(first))
     ]
+    inputs = {model: [p.input for p in encoded] for model, encoded in shown.items()}
     answers = {
-        name: [r.sequences[0] for r in draw(client, shown[models[name]], each, 1)]
+        name: [r.sequences[0] for r in draw(client, inputs[models[name]], each, 1)]
         for name, client in clients.items()
     }
     return Comparison(

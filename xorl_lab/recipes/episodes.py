@@ -160,7 +160,8 @@ def collect(
         P lists of rollouts, without advantages.
     """
     clock = clock or Clock()
-    responses = rollouts.sample(draw, [ModelInput.from_ints(p.tokens) for p in prompts], params)
+    first = [prompt.input for prompt in prompts]
+    responses = rollouts.sample(draw.sampler, first, params, draw.num_samples, draw.record_top)
     clock.lap("sample")
     if isinstance(judge, Environment):
         found = _play(draw, list(zip(prompts, params, responses, strict=True)), judge, clock)
@@ -192,13 +193,13 @@ def _play(
         for episode, sequence in zip(groups[-1], response.sequences, strict=True):
             episode.hear(sequence, 1, limits)
     clock.lap("score")
-    single = replace(draw, num_samples=1)
     for number in range(2, draw.max_turns + 1):
         live = [e for group in groups for e in group if e.score is None]
         if not live:
             break
         asked = [episode.request(number) for episode in live]
-        answers = rollouts.sample(single, [a for a, _ in asked], [b for _, b in asked])
+        tokens, own = zip(*asked, strict=True)
+        answers = rollouts.sample(draw.sampler, tokens, own, 1, draw.record_top)
         clock.lap("sample")
         for episode, response in zip(live, answers, strict=True):
             episode.hear(response.sequences[0], number, limits)

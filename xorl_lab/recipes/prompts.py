@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from xorl_lab.errors import ConfigError, DataError
+from xorl_lab.types import ModelInput
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,6 +26,11 @@ class Prompt:
     """``text`` as token ids."""
     row: Mapping[str, Any] = field(default_factory=dict)
     """The other columns of its row."""
+
+    @property
+    def input(self) -> ModelInput:
+        """What a sampler is given."""
+        return ModelInput.from_ints(self.tokens)
 
 
 def encode_prompts(prompts: object, tokenizer: "PreTrainedTokenizerBase") -> list[Prompt]:

@@ -69,24 +69,30 @@ class Draw:
 
 
 def sample(
-    draw: Draw, prompts: Sequence[ModelInput], params: Sequence[SamplingParams]
+    sampler: "SamplingClient",
+    prompts: Sequence[ModelInput],
+    params: Sequence[SamplingParams],
+    num_samples: int,
+    record_top: int = 0,
 ) -> list[SampleResponse]:
     """Draw completions for several prompts, each with settings of its own.
 
     Args:
-        draw: how.
+        sampler: the weights to draw from.
         prompts: P prompts.
         params: P settings.
+        num_samples: completions per prompt.
+        record_top: alternatives to report per token, and its entropy; 0 = neither.
 
     Returns:
         P responses, in the order of the prompts.
     """
-    future = draw.sampler.sample_batch(
+    future = sampler.sample_batch(
         prompts,
         list(params),
-        num_samples=draw.num_samples,
-        top_logprobs=draw.record_top,
-        entropies=draw.record_top > 0,
+        num_samples=num_samples,
+        top_logprobs=record_top,
+        entropies=record_top > 0,
     )
     try:
         batch = future.result()
