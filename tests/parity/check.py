@@ -93,6 +93,7 @@ def check_parity(
     temperature: float = 1.0,
     max_tokens: int = 24,
     num_samples: int = 2,
+    limit: float = FLOAT32_LIMIT,
 ) -> Gap:
     """Assert that trainer and sampler agree on what the sampler has drawn.
 
@@ -100,7 +101,7 @@ def check_parity(
         The gap that was found.
 
     Raises:
-        AssertionError: a token's logprobs differ by more than FLOAT32_LIMIT.
+        AssertionError: a token's logprobs differ by more than ``limit``.
     """
     samples = sample(
         sampler, prompts, temperature=temperature, max_tokens=max_tokens, num_samples=num_samples
@@ -109,7 +110,7 @@ def check_parity(
     assert gap.tokens >= 10, "too few tokens to compare"
     # Not tied to how sure the model is: a model that is certain of everything agrees with itself.
     assert samples.logprobs.std() > 0.1, "the logprobs are all alike: the check would see nothing"
-    assert gap.max <= FLOAT32_LIMIT, f"trainer and sampler disagree: {gap}"
+    assert gap.max <= limit, f"trainer and sampler disagree: {gap}"
     return gap
 
 
