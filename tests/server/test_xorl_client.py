@@ -18,6 +18,7 @@ import torch
 from tests.seeds.cut import folder
 from xorl_lab.engine import tiny
 
+pytestmark = pytest.mark.xdist_group("sglang")  # the ports are those of both files
 CLIENT = "xorl-client==0.1.0"
 MODEL = "Qwen/Qwen3-8B"
 PATTERNS, LOSSES = "training-loop-patterns.txt", "loss-functions.txt"
