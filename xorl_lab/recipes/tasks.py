@@ -205,7 +205,7 @@ def multiplication(seed: int = 0) -> Task:
             "learning_rate": 5e-4,
             "prompts_per_step": 4,
             "group_size": 8,
-            "steps": 20,
+            "steps": 10,
         },
     )
 
