@@ -15,7 +15,7 @@ from xdist.remote import Producer
 from tests.sglang import sglang_server
 from tests.workers import Division, keep_together
 
-__all__ = ["empty_home", "root", "sglang_server"]
+__all__ = ["a_second", "empty_home", "root", "sglang_server"]
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("repeatable")
@@ -42,3 +42,9 @@ def empty_home(tmp_path, monkeypatch) -> Path:
     folder = tmp_path / "home"
     monkeypatch.setenv("XORL_LAB_HOME", str(folder))
     return folder
+
+
+@pytest.fixture(params=[10.0, pytest.param(1.0, marks=pytest.mark.slow)], ids=["busy", "quiet"])
+def a_second(request) -> float:
+    """What a second may take: ten where other work goes on, one where the machine is quiet."""
+    return request.param

@@ -4,13 +4,16 @@ A file is run by one process, with what its fixtures make once for a module.  Fi
 is dearer than that, or would disturb each other, are run by the same one.
 """
 
+from pathlib import Path
+
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 
-SHARED = {"sglang_server": "sglang", "chrome": "browser"}
-"""Fixtures whose files go together, and the name of their group.  A file may also name its group by
-itself: ``pytestmark = pytest.mark.xdist_group("browser")``."""
+TAKEN = {"sglang_server": "sglang"}
+"""Fixtures that put the file of a test into a group."""
+IMPORTED = {"need_sglang": "sglang", "chromium": "browser"}
+"""Names in a file that do.  Or it says so by itself: ``pytest.mark.xdist_group("sglang")``."""
 
 
 class Division(LoadGroupScheduling):
@@ -26,11 +29,12 @@ class Division(LoadGroupScheduling):
 
 def keep_together(items: list[pytest.Item]) -> None:
     """Give every test of a file the group of the file."""
-    groups = {
-        item.path: SHARED[name]
-        for item in items
-        for name in SHARED.keys() & set(getattr(item, "fixturenames", ()))
-    }
+    groups: dict[Path, str] = {}
+    for item in items:
+        taken = TAKEN.keys() & set(getattr(item, "fixturenames", ()))
+        imported = IMPORTED.keys() & set(dir(getattr(item, "module", None)))
+        for name in taken | imported:
+            groups[item.path] = (TAKEN | IMPORTED)[name]
     for item in items:
         if item.path in groups:
             item.add_marker(pytest.mark.xdist_group(groups[item.path]))

@@ -13,7 +13,6 @@ pytestmark = [
         chromium() is None, reason="chromium is not installed: apt-get install chromium"
     ),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.xdist_group("browser"),
 ]
 
 SETUP = """
@@ -83,7 +82,7 @@ def stop(notebook, seconds):
     assert time.perf_counter() - begun < seconds
 
 
-def test_a_run_in_the_background(open_notebook):
+def test_a_run_in_the_background(open_notebook, a_second):
     notebook = open_notebook("a.ipynb", [setup(), BEGIN, TOLD, "run"])
     page = notebook.page
     notebook.run(0, LOADING)
@@ -118,7 +117,7 @@ def test_a_run_in_the_background(open_notebook):
     field.press("Enter")
     page.locator(f"{SHOWN} .xl-knob input[title='now 2·10⁻⁶']").first.wait_for()
     notebook.wait(SHOWS, page.evaluate(STEP) + 2)
-    stop(notebook, 1.0)
+    stop(notebook, a_second)
     # The first view was restored with the page, where no picture can take its place: it stays.
     restored = page.locator(".jp-CodeCell").nth(1)
     assert "stopped" in restored.locator(".xl-state").inner_text()
@@ -129,13 +128,13 @@ def test_a_run_in_the_background(open_notebook):
     assert notebook.errors == other.errors == []
 
 
-def test_a_run_in_a_cell_that_blocks(open_notebook):
+def test_a_run_in_a_cell_that_blocks(open_notebook, a_second):
     notebook = open_notebook("a.ipynb", [setup(), BLOCK], "dark")
     notebook.run(0, LOADING)
     notebook.start(1)
     notebook.wait(SHOWS, 3, 60)
     notebook.wait(READY)
-    stop(notebook, 1.0)
+    stop(notebook, a_second)
     notebook.wait("i => window.xorlDone[i]", 1)
     assert notebook.errors == []
 

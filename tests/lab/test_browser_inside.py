@@ -15,7 +15,6 @@ pytestmark = [
         chromium() is None, reason="chromium is not installed: apt-get install chromium"
     ),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.xdist_group("browser"),
 ]
 
 SMOL = "SmolLM2-135M-Instruct"

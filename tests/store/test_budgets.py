@@ -14,10 +14,13 @@ from xorl_lab.types import Group, Rollout, StepRecord
 
 IMPORT = """
 import sys, time
-import numpy, xorl_lab.types
+begin = time.process_time()
+import numpy
+numpys = time.process_time() - begin
+import xorl_lab.types
 start = time.process_time()
 import xorl_lab.store
-print(time.process_time() - start)
+print((time.process_time() - start) / numpys)
 heavy = {"torch", "transformers", "peft", "pandas", "plotly", "IPython", "pyarrow"}
 assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
 """
@@ -28,7 +31,8 @@ def test_importing_is_cheap():
         subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
         for _ in range(2)
     ]
-    assert min(float(d.stdout) for d in done) < 0.1, "seconds of processor time beyond numpy"
+    # About 0.1 seconds; a processor that others use as well is slower for both of them.
+    assert min(float(d.stdout) for d in done) < 1, "as much processor time as numpy takes"
 
 
 def timed(act):
