@@ -26,12 +26,17 @@ def until(condition):
 
 
 def working():
-    return [t for t in threading.enumerate() if t.name == NAME]
+    """Threads of this test's calls."""
+    return [t for t in threading.enumerate() if t.name == NAME and t not in _before]
+
+
+_before: set = set()
 
 
 @pytest.fixture(autouse=True)
 def nothing_left():
-    until(lambda: not working())
+    _before.clear()
+    _before.update(threading.enumerate())
     yield
     until(lambda: not working())
 

@@ -258,6 +258,32 @@ describe("a rollout", () => {
     expect(find(".xl-resample .xl-bad").textContent).toBe("it was <b>deleted</b>");
   });
 
+  it("tells what an environment wrote, which has no values and is not drawn anew", async () => {
+    const state = kernel();
+    const { heads, buffers } = packed([
+      ...spelled([["What"]], "prompt_"),
+      ...spelled([["calc"], ["= 2"], ["A"]]),
+      ["value:logprobs", "f4", [-1, NaN, -2]],
+      ["value:weights", "f4", [1, 0, 1]],
+    ]);
+    state.answers.rollout = () => ({ content: { ...rollout(1).content, arrays: heads, alternatives: 0 }, buffers });
+    const { spans, flow, find } = await opened(state);
+    expect(spans().map((s) => s.classList.contains("xl-read"))).toEqual([false, true, false]);
+    expect(spans()[1].className).not.toMatch(/xl-(void|[sd]-?\d)/);
+    expect(find(".xl-facts").textContent).toMatch(/tokens 2.*turns 2/);
+    expect(find(".xl-key-row").textContent).toContain("from the environment");
+    expect(find(".xl-key-row").textContent).not.toContain("no value");
+    flow.focus();
+    expect(find(".xl-detail-foot button").disabled).toBe(false);
+    key(flow, "ArrowRight");
+    expect(find(".xl-token .xl-chip").textContent).toBe("environment");
+    expect(find(".xl-token .xl-values")).toBe(null);
+    expect(find(".xl-detail-foot button").disabled).toBe(true);
+    key(flow, "r");
+    await settle();
+    expect(find(".xl-resample").hidden).toBe(true);
+  });
+
   it("says why nothing can be drawn", async () => {
     const { flow, all, find } = await opened(kernel(), { ...SETUP, reason: "No model is at hand." });
     flow.focus();
