@@ -106,7 +106,8 @@ class Lab:
         Args:
             prompts: strings, conversations, or a DataFrame or dicts with a column ``prompt``.
             reward: called by name with what it asks for of ``prompt``, ``completion``, ``tokens``,
-                ``stop_reason`` and the other columns; returns a number, or a dict of numbers.
+                ``stop_reason`` and the other columns; returns a number, or a dict of numbers.  One
+                that yields plays several turns: see :mod:`xorl_lab.recipes.environments`.
             held_out: prompts never trained on, for evaluation.
             settings: fields of :class:`~xorl_lab.recipes.grpo.GrpoSettings` and of
                 :class:`~xorl_lab.lab.conduct.Conduct`.
