@@ -7,12 +7,13 @@ import threading
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tests.client import faulty
 from tests.client.faulty import Faulty, says
 from tests.closeness import assert_close
 from tests.server.conftest import Live
-from xorl_lab.errors import ConfigError, DataError, SamplerError
+from xorl_lab.errors import CheckpointError, ConfigError, DataError, SamplerError
 from xorl_lab.samplers import sglang
 from xorl_lab.samplers.named_tensors import buckets, by_value
 from xorl_lab.samplers.sglang import INCOMPLETE, SGLang
@@ -229,6 +230,25 @@ class TestOrders:
             ),
             ("/flush_cache", {}),
         ]
+
+    def test_an_adapter_is_sent_along_to_another_machine(self, client, server, tmp_path):
+        (tmp_path / "adapter_config.json").write_text('{"r": 4}')
+        save_file(dict(TENSORS), tmp_path / "adapter_model.safetensors")
+        assert client.here
+        client.here = False
+        client.load_adapter("a", tmp_path)
+        (body,) = server.bodies("/load_lora_adapter_from_tensors")
+        assert (body["lora_name"], body["config_dict"]) == ("a", {"r": 4})
+        (content,) = body["serialized_named_tensors"]
+        assert dict(pickle.loads(base64.b64decode(content))).keys() == dict(TENSORS).keys()
+        with pytest.raises(CheckpointError, match="holds no adapter in PEFT's form"):
+            client.load_adapter("b", tmp_path / "none")
+
+    def test_which_servers_are_here(self):
+        for host, here in {"localhost": True, "127.0.0.1": True, "gpu7": False}.items():
+            client = SGLang(f"http://{host}:30000")
+            assert client.here is here
+            client.close()
 
     def test_a_name_is_not_used_twice(self, client, tmp_path):
         client.load_adapter("a", tmp_path)

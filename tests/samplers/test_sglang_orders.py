@@ -89,6 +89,20 @@ def test_an_adapter_is_told_from_the_base(server, trained):
         server.unload_adapter("nobody")
 
 
+def test_an_adapter_that_is_sent_along(sglang_server, trained):
+    """As to a server that does not see our folders."""
+    client, folder = trained
+    server = SGLang(sglang_server.url)
+    assert server.here
+    server.here = False
+    server.load_adapter("orders-3", folder)
+    try:
+        assert near(server.score(TEXT, "orders-3"), said(client))
+    finally:
+        server.unload_adapter("orders-3")
+        server.close()
+
+
 def test_a_folder_that_is_none(server, tmp_path):
     with pytest.raises(SamplerError, match="did not load adapter 'orders-2'"):
         server.load_adapter("orders-2", tmp_path / "none")

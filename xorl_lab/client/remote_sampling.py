@@ -1,25 +1,22 @@
 """Sampling over HTTP, from any server that answers ``/generate`` as SGLang does."""
 
-import secrets
 import threading
 import time
 import weakref
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import httpx
 
 from xorl_lab.client.encoding import encode
+from xorl_lab.client.flights import Flight, Limits, limits_of
 from xorl_lab.client.generation import nothing_drawn, payload, response, spread_payload
 from xorl_lab.client.transport import PREFIX
 from xorl_lab.client.workers import Workers
 from xorl_lab.errors import CancelledError, LabError, SamplerError
 from xorl_lab.futures import APIFuture
 from xorl_lab.samplers.base import SampleRequest, check_prompt
-from xorl_lab.samplers.sglang_facts import look
-from xorl_lab.samplers.sglang_http import SGLangHTTP, UnknownServerError
 from xorl_lab.samplers.wire import Connections, HTTPError, checked_url, refusal
 from xorl_lab.types import SampleResponse
 
@@ -37,47 +34,12 @@ AGAIN_SECONDS = 1.0
 """Pause before a request is given up once more: it may have overtaken its own beginning."""
 GIVE_UPS = 5
 """Times that a request is given up while it goes on."""
-UNLIMITED = 2**31 - 1
-"""Where a server does not tell its limits, its own checks have to do."""
 PASSING = (429, 502, 503, 504)
 """HTTP statuses that say that the server may answer later."""
 
 
 class SampleTimeoutError(SamplerError, TimeoutError):
     """The completions did not come within the client's ``timeout``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a server can take."""
-
-    vocab_size: int
-    """V: ids are smaller."""
-    context_length: int
-    """Tokens of prompt and completion together."""
-    sglang: bool
-    """It is a SGLang, which wants each completion to have an id of its own."""
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """A request on its way."""
-
-    request: SampleRequest
-    """What is wanted."""
-    end: float
-    """``time.monotonic()`` after which nobody waits for the answer."""
-    future: APIFuture[SampleResponse] = field(init=False)
-    """The answer."""
-    rid: str = field(default_factory=lambda: secrets.token_hex(8))
-    """Its name on the server."""
-    landed: bool = False
-    """The server has nothing more to do for it."""
-
-    def rids(self, sglang: bool) -> list[str]:
-        """Its names on the server, one for each completion where they have to be told apart."""
-        count = self.request.num_samples
-        return [f"{self.rid}_{i}" for i in range(count)] if sglang and count > 1 else [self.rid]
 
 
 class RemoteSource:
@@ -198,22 +160,8 @@ class RemoteSource:
         """
         if self._limits is None:
             info = self._model_info()
-            if "xorl_lab" in info or "vocab_size" in info:
-                vocab, context = info.get("vocab_size"), info.get("context_length")
-                self._limits = Limits(int(vocab or UNLIMITED), int(context or UNLIMITED), False)
-            else:
-                self._limits = self._foreign_limits()
+            self._limits = limits_of(info, self.base_url, self._api_key, self.timeout)
         return self._limits
-
-    def _foreign_limits(self) -> Limits:
-        http = SGLangHTTP(self.base_url, self._api_key, self.timeout)
-        try:
-            facts = look(http)
-        except UnknownServerError:
-            return Limits(UNLIMITED, UNLIMITED, False)
-        finally:
-            http.close()
-        return Limits(facts.vocab_size, facts.room, True)
 
     def submit(self, requests: Sequence[SampleRequest]) -> list[APIFuture[SampleResponse]]:
         """Send requests; cancelling a future gives its request up on the server too."""

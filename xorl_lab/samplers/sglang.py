@@ -4,20 +4,20 @@ Field names and behaviour are those of SGLang 0.5.23, read in its source and run
 through a :class:`~xorl_lab.client.sampling.SamplingClient`; this is what a weight sync needs.
 """
 
-import contextlib
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
+from urllib.parse import urlsplit
 
 import httpx
 
-from xorl_lab.errors import ConfigError, LabError, SamplerError
+from xorl_lab.errors import ConfigError, SamplerError
 from xorl_lab.samplers.base import check_prompt
-from xorl_lab.samplers.named_tensors import buckets, by_value
 from xorl_lab.samplers.sglang_facts import INCOMPLETE, ServerFacts, be_healthy, look
 from xorl_lab.samplers.sglang_http import SGLangHTTP
+from xorl_lab.samplers.sglang_weights import adapter_by_value, send_weights
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +26,7 @@ FLUSH_SECONDS = 30.0
 """How long the prefix cache may be busy before flushing it is given up."""
 BUCKET_BYTES = 256 * 2**20
 """Size of the requests in which weights are sent."""
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 ROUNDING = 1e-3
 """What a logprob may be above 0, as it is rounded."""
 PauseMode = Literal["abort", "retract", "in_place"]
@@ -53,6 +54,8 @@ class SGLang:
         self._facts: ServerFacts | None = None
         self._adapters: set[str] = set()
         """Names that were ever used here."""
+        self.here = urlsplit(self.url).hostname in LOOPBACK
+        """The server is on this machine, and sees its folders."""
         self._updating = threading.Lock()
 
     def close(self) -> None:
@@ -118,10 +121,12 @@ class SGLang:
     def load_adapter(self, name: str, folder: Path, *, again: bool = False) -> None:
         """Load a LoRA adapter in PEFT's form.
 
+        A server on this machine reads the folder itself; to another one its files are sent.
+
         Args:
             name: that ``/generate`` knows it by.  Never use one twice: unloading is soft in
                 SGLang, which goes on serving the old weights under it.
-            folder: on the server's machine.
+            folder: on this machine.
             again: the name was used before, is unloaded, and is to mean these weights now.
 
         Raises:
@@ -133,8 +138,14 @@ class SGLang:
                 f"adapter {name!r} was loaded before: SGLang may still hold its old weights under "
                 "that name, so pass a new one"
             )
-        body = {"lora_name": name, "lora_path": str(folder.absolute()), "pinned": False}
-        self._http.order("/load_lora_adapter", body, f"load adapter {name!r} from {folder}")
+        body: dict[str, Any] = {"lora_name": name, "pinned": False}
+        what = f"load adapter {name!r} from {folder}"
+        if self.here:
+            body["lora_path"] = str(folder.absolute())
+            self._http.order("/load_lora_adapter", body, what)
+        else:
+            body |= adapter_by_value(folder, self.facts)
+            self._http.order("/load_lora_adapter_from_tensors", body, what)
         self._adapters.add(name)
 
     def unload_adapter(self, name: str) -> None:
@@ -203,51 +214,9 @@ class SGLang:
             SamplerError: not all of them arrived.  The server goes on, but with weights that are
                 neither the old nor the new ones until the next update.
         """
-        facts, sent, begun = self.facts, 0, False
+        facts = self.facts
         with self._updating:
-            try:
-                self._begin()
-                for bucket, last in buckets(tensors, bucket_bytes):
-                    payload = by_value(bucket, facts.dtype)
-                    body = {
-                        "serialized_named_tensors": [payload] * facts.tp_size,
-                        "flush_cache": False,
-                        "weight_version": version if last else INCOMPLETE,
-                    }
-                    begun = True
-                    self._http.order("/update_weights_from_tensor", body, "send weights")
-                    sent += sum(tensor.nbytes for _, tensor in bucket)
-            except BaseException as error:
-                self._abandon(version, mixed=begun)
-                if not begun or not isinstance(error, Exception):
-                    raise
-                raise SamplerError(
-                    f"only {sent} bytes of version {version!r} had arrived at {self.url} when "
-                    f"sending the weights failed ({type(error).__name__}: {error}): what it serves "
-                    "is undefined until weights are sent again",
-                    retryable=True,
-                ) from error
-            self._http.order("/end_weight_update", {}, "finish the new weights")
-        return sent
-
-    def _begin(self) -> None:
-        try:
-            self._http.order("/begin_weight_update", {}, "take new weights")
-        except SamplerError as error:
-            if "already open" not in str(error):
-                raise
-            # Whoever opened it has died: nobody else updates this server.
-            self._http.order("/end_weight_update", {}, "end an update that was left open")
-            self._http.order("/begin_weight_update", {}, "take new weights")
-
-    def _abandon(self, version: str, *, mixed: bool) -> None:
-        """Close an update that failed, so that the server is usable, and let it say so."""
-        # Where it was not open, or the server is gone, there is nothing to close.
-        with contextlib.suppress(LabError):
-            self._http.order("/end_weight_update", {}, f"give version {version!r} up")
-        if mixed:
-            with contextlib.suppress(LabError):
-                self._http.order("/update_weight_version", {"new_version": INCOMPLETE}, "mark it")
+            return send_weights(self._http, facts, tensors, version, bucket_bytes)
 
     # Generation.
 
