@@ -87,3 +87,28 @@ def test_over_http_a_recipe_records_all_but_entropies(live, tmp_path):
         assert_close(other.streams["ratio"], one.streams["ratio"], rtol=1e-4)
         assert one.top_logprobs.ids.tolist() == other.top_logprobs.ids.tolist()
         assert_close(other.top_logprobs.logprobs, one.top_logprobs.logprobs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.usefixtures("closed")
+def test_over_http_episodes_of_several_turns_are_the_same(live, tmp_path):
+    def environment():
+        turn = yield
+        turn = yield f"{len(turn.tokens)} 🙂"
+        return sum(map(ord, turn.text)) % 7
+
+    def once(service):
+        client = service.create_lora_training_client("tiny", 4, seed=7)
+        prompts = [[{"role": "user", "content": text}] for text in ("once", "upon")]
+        (record,) = grpo(
+            client, prompts, environment, steps=1, max_tokens=5, learning_rate=1e-2,
+            prompts_per_step=2, group_size=3,
+        )  # fmt: skip
+        return [r for g in record.groups for r in g.rollouts], record.metrics
+
+    here, own = once(ServiceClient(home=tmp_path / "own"))
+    there, metrics = once(ServiceClient(base_url=live().url))
+    assert own["turns"] == metrics["turns"] == 2
+    assert metrics["kl_sampler_abs"] < 1e-4
+    for one, other in zip(here, there, strict=True):
+        assert (one.tokens, one.weights, one.reward) == (other.tokens, other.weights, other.reward)
+        assert_close(other.logprobs, one.logprobs, rtol=0, atol=1e-4)
