@@ -48,6 +48,7 @@ METHODS: dict[type, dict[str, str]] = {
         ),
         "list_inference_endpoints": ALONE,
         "remove_inference_endpoint": "(self, host, port)",
+        "take_syncs": ALONE,
         "health_check": ALONE,
     },
     xl.SamplingClient: {
@@ -129,20 +130,21 @@ PROPERTIES: dict[type, set[str]] = {
         "context_length",
         "vocab_size",
     },
-    xl.SamplingClient: {"version", "model_id", "base_model"},
+    xl.SamplingClient: {"version", "sync", "model_id", "base_model"},
     xl.ServiceClient: {"root"},
     xl.SamplingParams: {"stop_strings", "effective_seed"},
     xl.ModelInput: {"length"},
 }
 
-NO_TWIN = {"close", "get_tokenizer", "of"}
+NO_TWIN = {"close", "get_tokenizer", "of", "take_syncs"}
 """Of the clients' methods; every other one has an ``…_async`` form."""
 CLIENTS = [xl.TrainingClient, xl.SamplingClient, xl.ServiceClient, RestClient]
 
 CONSTRUCTORS: dict[type, str] = {
     xl.SamplingClient: "(base_url, model_path='', api_key=None, timeout=1800.0)",
     xl.ServiceClient: (
-        "(base_url=None, api_key=None, timeout=1800.0, *, home=None, device='auto', dtype='auto')"
+        "(base_url=None, api_key=None, timeout=1800.0, *, home=None, device='auto', dtype='auto', "
+        "sampler=None)"
     ),
     xl.AdamParams: (
         "(learning_rate=0.0001, beta1=0.9, beta2=0.95, eps=1e-12, weight_decay=0.0, "

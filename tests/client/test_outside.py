@@ -194,10 +194,10 @@ def test_memory_is_kept_while_requests_are_under_way(place):
     drawing.shares_gpu = True
     client.save_weights_and_get_sampling_client()
     sync, _ = drawing.awake()
-    sync.begin(1)
+    sync.traffic.begin(1)
     step(client)
     assert "release_memory" not in place.mirror.names
-    sync.end()
+    sync.traffic.end()
     step(client)
     assert "release_memory" in place.mirror.names
 

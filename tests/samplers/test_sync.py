@@ -172,14 +172,14 @@ class TestFullWeights:
 
     def test_requests_of_ones_own_that_were_not_sent_yet_are_waited_for(self, make):
         sync = make()
-        sync.begin(1)
+        sync.traffic.begin(1)
         done = []
         push = threading.Thread(target=lambda: done.append(sync.push(version(1, kind="full"))))
         push.start()
         push.join(0.2)
         assert not done
         assert "pause" not in sync.server.names
-        sync.end()
+        sync.traffic.end()
         push.join(20)
         assert not done[0].mixed
 

@@ -158,8 +158,8 @@ def test_reward_climbs_on_smollm2(live, tmp_path, client_python):
     ):
         rl = run(client_python, tmp_path, {"rl": code, "settings": settings})["rl"]
     rewards = rl["rewards"]
-    sys.stdout.write(f"rewards: {[round(r, 2) for r in rewards]}\n")
+    (again,) = rl["again"]["endpoints_synced"]
+    sys.stdout.write(f"rewards: {[round(r, 2) for r in rewards]}\nlast sync: {again}\n")
     assert rl["steps"] == len(rewards) == 12
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.25
-    (again,) = rl["again"]["endpoints_synced"]
     assert again["sync"]["verdict"] == "agrees", again

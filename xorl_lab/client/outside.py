@@ -121,7 +121,12 @@ class Outside:
     def rest(self) -> None:
         """The model is about to be trained: give the memory of a shared GPU back to it."""
         with self._lock:
-            if not self.shares_gpu or self._resting or self._sync is None or self._sync.under_way:
+            if (
+                not self.shares_gpu
+                or self._resting
+                or self._sync is None
+                or self._sync.traffic.under_way
+            ):
                 return
             # A server that is busy after all, or has none to give, keeps what it has.
             with contextlib.suppress(SamplerError):
@@ -240,14 +245,14 @@ class OutsideSource:
         with sync.lock:  # whoever sends weights waits for what has begun
             if not sync.serves(name, self._version):
                 sync, remote, name = self.bind()
-            sync.begin(len(requests))
+            sync.traffic.begin(len(requests))
             tag = sync.tag
             named = [replace(request, lora_path=name or None) for request in requests]
             try:
                 drawn = remote.submit(named)
             except BaseException:
                 for _ in requests:
-                    sync.end()
+                    sync.traffic.end()
                 raise
         return [self._of_version(future, sync, tag) for future in drawn]
 
@@ -259,7 +264,7 @@ class OutsideSource:
         result: APIFuture[SampleResponse] = APIFuture(drawn.cancel)
 
         def arrived(future: APIFuture[SampleResponse]) -> None:
-            sync.end()
+            sync.traffic.end()
             error = future.exception(0)
             if error is not None:
                 result.set_exception(error)

@@ -25,9 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xorl_lab.engine.versions import WeightsVersion
-from xorl_lab.errors import ConfigError, SamplerError
+from xorl_lab.errors import SamplerError
 from xorl_lab.samplers.canary import Canary, judge, measured_noise
 from xorl_lab.samplers.handover import rank_of
+from xorl_lab.samplers.rest import Traffic
+from xorl_lab.samplers.sync_fit import allowed, other_model, require
 from xorl_lab.samplers.sync_parties import Server, Trainer
 from xorl_lab.samplers.sync_report import SyncError, SyncReport
 
@@ -38,16 +40,10 @@ __all__ = ["SyncError", "SyncReport", "WeightSync"]
 
 PATIENCE = 300.0
 """Seconds for which requests under way are waited for before full weights are replaced."""
-LOOK = 0.05
-"""Seconds between looks whether they have ended."""
 BUCKET_BYTES = 128 * 2**20
 """Most bytes of one message."""
 UNTOUCHED = "default"
 """``weight_version`` of a server to which nobody has sent weights."""
-ROUNDING = {"float32": 1e-3}
-"""Largest mean distance of two computations of the same float32 weights, nats."""
-ROUGHER = 0.15
-"""The same where either computes in less than float32."""
 
 
 @dataclass(slots=True)
@@ -107,8 +103,8 @@ class WeightSync:
         self._adapters: dict[str, _Adapter] = {}
         self._models: dict[str, _Told] = {}
         self._unwanted: set[str] = set()
-        self._under_way = 0
-        self._ended = threading.Condition()
+        self.traffic = Traffic()
+        """Requests of this process that are under way there."""
 
     # Sending.
 
@@ -239,11 +235,6 @@ class WeightSync:
         return self._noise
 
     @property
-    def under_way(self) -> int:
-        """Requests that were announced by :meth:`begin` and have not ended."""
-        return self._under_way
-
-    @property
     def tag(self) -> str | None:
         """``weight_version`` of the server as it is known here; None while it is not known."""
         return self._tag
@@ -253,47 +244,21 @@ class WeightSync:
         """Those that are loaded, by name."""
         return {name: adapter.version for name, adapter in self._adapters.items()}
 
-    def begin(self, requests: int) -> None:
-        """Requests are about to be sent that belong to the weights of now."""
-        with self._ended:
-            self._under_way += requests
-
-    def end(self) -> None:
-        """One of them was answered."""
-        with self._ended:
-            self._under_way -= 1
-            self._ended.notify_all()
-
     # How.
 
     def _connect(self, rank: int | None) -> None:
         """Make sure that the server fits the trainer, and is as it was left."""
         self.check()
         if self._noise is None or (rank or 0) > self._rank:
-            facts = self._require(rank)
+            facts = require(self.server, self.trainer, rank)
             if self._noise is None:
                 self._noise = self._measure(facts)
             self._rank = max(self._rank, rank or 0)
 
-    def _require(self, rank: int | None) -> "ServerFacts":
-        def ask() -> "ServerFacts":
-            name, vocab_size = self.trainer.name, self.trainer.vocab_size
-            return self.server.require(vocab_size=vocab_size, model=name, rank=rank)
-
-        try:
-            return ask()
-        except SamplerError:
-            # Perhaps it was left paused, by whoever has sent it weights and is gone.
-            with contextlib.suppress(SamplerError):
-                self.server.resume()
-                return ask()
-            raise
-
     def _measure(self, facts: "ServerFacts") -> float:
         """Have the server hold the base model, and compare the two."""
         trainer = self.trainer
-        fine = facts.dtype in ROUNDING and trainer.dtype in ROUNDING
-        limit = ROUNDING["float32"] if fine else ROUGHER
+        limit = allowed(facts, trainer)
         mine = trainer.score(trainer.base)
         noise = self._distance(mine) if facts.weight_version == UNTOUCHED else None
         if noise is not None and noise <= limit:
@@ -305,12 +270,7 @@ class WeightSync:
             noise = self._distance(mine)
         if noise > limit:
             self._held = None
-            raise ConfigError(
-                f"the SGLang server at {self.server.url} serves {facts.model_path!r}, which is not "
-                f"the model that is trained ({trainer.name!r}): even with its weights the two "
-                f"differ by {noise:.2g} nats a token, where {limit:g} would be rounding; serve the "
-                "same model"
-            )
+            raise other_model(facts, trainer, noise)
         self._held, self._told = trainer.base, _Told(mine)
         return noise
 
@@ -340,7 +300,7 @@ class WeightSync:
             self._unload(name)
         tag = f"{version.model_id or 'base'}-v{version.number}-{secrets.token_hex(4)}"
         self._held = self._tag = None
-        mixed = self._come_to_rest()
+        mixed = self.traffic.bring_to_rest(self.server, self._patience)
         try:
             sent = self._send(version, tag)
         except BaseException as error:
@@ -368,26 +328,6 @@ class WeightSync:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return size
-
-    def _come_to_rest(self) -> bool:
-        """Pause the server with nothing under way; True if that was not to be had."""
-        end = time.monotonic() + self._patience
-        with self._ended:
-            self._ended.wait_for(lambda: self._under_way <= 0, self._patience)
-        while True:
-            self.server.pause("in_place")
-            try:
-                self.server.flush_cache(0.0)  # refused while anything is under way
-            except SamplerError:
-                if time.monotonic() >= end:
-                    break
-            else:
-                return False
-            self.server.resume()
-            time.sleep(LOOK)
-        self.server.pause("retract")
-        self.server.flush_cache()
-        return True
 
     def _examine(self, told: _Told, name: str | None) -> Canary:
         said = self.server.score(self.trainer.text, name)
