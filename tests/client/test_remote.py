@@ -1,5 +1,6 @@
 """This package's client against a real server, and against servers that lose or refuse things."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -279,13 +280,17 @@ class TestNumbers:
             ({"x": {"y": [0.0, np.float32("inf")]}}, r"loss_fn_params\.x\.y\[1\] is inf"),
         ],
     )
-    def test_what_cannot_be_sent_takes_no_number(self, service, params, message):
+    def test_what_cannot_be_sent_takes_no_number(
+        self, service, server, monkeypatch, params, message
+    ):
+        patient = dataclasses.replace(server.lab.models.settings, gap_seconds=20.0)
+        monkeypatch.setattr(server.lab.models, "settings", patient)
         client = self.client(service, "unsent")
         with pytest.raises(DataError, match=message):
             client.forward_backward([datum()], "policy_loss", params)
         began = time.monotonic()
         assert trained(client)
-        assert time.monotonic() - began < 0.4, "it waited for the one that was not sent"
+        assert time.monotonic() - began < 10, "it waited for the one that was not sent"
 
     def test_numbers_of_the_data_are_named_by_their_place(self, service):
         client = self.client(service, "nan")
@@ -303,7 +308,7 @@ class TestNumbers:
         assert client.optim_step(adam).result().metrics["grad_norm"] > 0
 
     def test_what_the_server_refuses_takes_no_number(self, tmp_path, connect):
-        server = serve(tmp_path, max_body_bytes=4000)
+        server = serve(tmp_path, max_body_bytes=4000, gap_seconds=20.0)
         try:
             client = self.client(connect(server.url), "refused")
             with pytest.raises(DataError, match="413"):
@@ -316,7 +321,7 @@ class TestNumbers:
             server.lab.models.closing = False
             began = time.monotonic()
             assert trained(client)
-            assert time.monotonic() - began < 0.4
+            assert time.monotonic() - began < 10
         finally:
             server.stop()
 
