@@ -336,8 +336,8 @@ def test_calls_for_servers_say_what_to_do_in_this_process(client):
             made()
         assert str(caught.value) == (
             f"{call} is for training servers: this process samples from its own weights, so use "
-            "save_weights_and_get_sampling_client(); to feed another server, start "
-            "`xorl-lab serve`"
+            "save_weights_and_get_sampling_client(); to sample elsewhere pass sampler= to "
+            "ServiceClient or Lab, or start `xorl-lab serve`"
         )
 
 

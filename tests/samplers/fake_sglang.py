@@ -88,7 +88,8 @@ class FakeServer:
         assert (vocab_size, model) == (10, "fake")
         if rank is not None and rank > self.max_rank:
             raise ConfigError(f"takes adapters up to rank {self.max_rank}, but yours has {rank}")
-        return SimpleNamespace(weight_version=self.named, dtype=self.dtype, model_path="fake-model")
+        facts = {"weight_version": self.named, "dtype": self.dtype, "url": self.url}
+        return SimpleNamespace(model_path="fake-model", **facts)
 
     def weight_version(self):
         return self.named

@@ -3,8 +3,10 @@
 import pytest
 
 from tests.closeness import assert_close
-from xorl_lab.client import outside
+from xorl_lab.client import ServiceClient, outside
 from xorl_lab.lab import Lab
+from xorl_lab.samplers.sglang import SGLang
+from xorl_lab.types import AdamParams, Datum, ModelInput, SamplingParams
 
 CHATS = [
     [{"role": "user", "content": word}, {"role": "assistant", "content": word.upper()}]
@@ -51,3 +53,26 @@ def test_greedy_completions_are_the_same(answers, other):
         assert_close(mine.logprobs, wanted.logprobs, rtol=0, atol=1e-3)
     trained = [a.tokens for a in answers[other][2:]]
     assert trained != [a.tokens for a in answers[other][:2]], "training changes them"
+
+
+def test_ones_own_client_samples_from_a_server_that_is_registered(live, sglang_server, empty_home):
+    served = live(dtype="float32", device="cpu")
+    port = int(sglang_server.url.rsplit(":", 1)[1])
+    greedy = SamplingParams(max_tokens=6, temperature=0)
+    data = [Datum(ModelInput.from_ints(list(b"Hello")), {"labels": list(b"Hello")})]
+    with ServiceClient(served.url) as service:
+        client = service.create_lora_training_client("tiny", rank=8, seed=1)
+        added = client.add_inference_endpoint("127.0.0.1", port).result()
+        assert added.success, added.message
+        client.forward_backward(data).result()
+        client.optim_step(AdamParams(learning_rate=3e-2)).result()
+        there = client.save_weights_and_get_sampling_client(inference_base_url=sglang_server.url)
+        here = client.save_weights_and_get_sampling_client()
+        got, wanted = (s.sample("Hello", greedy).result() for s in (there, here))
+        assert got.tokens == wanted.tokens
+        assert_close(got.logprobs, wanted.logprobs, rtol=0, atol=1e-4)
+        assert client.remove_inference_endpoint("127.0.0.1", port).result().success
+        there._source.close()
+    server = SGLang(sglang_server.url)
+    server.name_weights("default")
+    server.close()
