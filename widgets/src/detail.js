@@ -70,7 +70,7 @@ export class Detail {
     return h(
       "section",
       { class: "xl-token", "data-token": token, "data-id": id },
-      h("header", {}, h("code", { class: "xl-piece" }, sequence.spelled ? literal(sequence.piece(token)) : "?"), h("span", { class: "xl-unit" }, ` id ${id} · token ${token + 1} of ${sequence.count}`), sequence.isSpecial(token) ? h("span", { class: "xl-chip" }, "special") : "", sequence.isRead(token) ? h("span", { class: "xl-chip", title: "The model read it, and is not trained on it" }, "environment") : ""),
+      h("header", {}, h("code", { class: "xl-piece" }, sequence.spelled ? literal(sequence.piece(token)) : "?"), h("span", { class: "xl-unit" }, ` id ${id} · token ${token + 1} of ${sequence.count}`), sequence.isSpecial(token) ? h("span", { class: "xl-chip" }, "special") : "", sequence.isRead(token) ? h("span", { class: "xl-chip xl-apart", title: "The model read it, and is not trained on it" }, "environment") : ""),
       marks.length ? h("ul", { class: "xl-marks-of" }, ...marks) : "",
       sequence.isRead(token) ? "" : h("table", { class: "xl-values" }, h("tbody", {}, ...rows, ...others)),
       this._alternatives(sequence, token),
