@@ -19,6 +19,7 @@ import secrets
 import shutil
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -102,7 +103,7 @@ class WeightSync:
         self._told: _Told | None = None
         self._adapters: dict[str, _Adapter] = {}
         self._models: dict[str, _Told] = {}
-        self._unwanted: set[str] = set()
+        self._released: deque[str] = deque()
         self.traffic = Traffic()
         """Requests of this process that are under way there."""
 
@@ -125,7 +126,6 @@ class WeightSync:
             for adapter in self._adapters.values():
                 if adapter.version is version:
                     adapter.users += 1
-                    self._unwanted.discard(adapter.report.name)
                     return replace(adapter.report, seconds=0.0, bytes=0)
             name = f"{version.model_id}-v{version.number}-{secrets.token_hex(4)}"
             return self.load(version, name)
@@ -141,7 +141,7 @@ class WeightSync:
             if self.serves(name, version):
                 return replace(self._adapters[name].report, seconds=0.0, bytes=0)
             self._tidy()
-            self._hold(self.trainer.base)
+            _, mixed = self._hold(self._base)
             if name in self._adapters:
                 self._unload(name)
             folder = self._folder / f"{name}-{secrets.token_hex(4)}"
@@ -159,7 +159,7 @@ class WeightSync:
             except BaseException:
                 self._discard(name, folder)
                 raise
-            report = self._report(version, name, started, size, canary)
+            report = self._report(version, name, started, size, canary, mixed=mixed)
             self._adapters[name] = _Adapter(version, folder, report)
             self._require_arrival(report)
             self._models[version.model_id] = now
@@ -188,12 +188,12 @@ class WeightSync:
             return report
 
     def release(self, name: str) -> None:
-        """Nobody samples from an adapter any more: it is unloaded before the next push."""
-        adapter = self._adapters.get(name)
-        if adapter is not None:
-            adapter.users -= 1
-            if adapter.users <= 0:
-                self._unwanted.add(name)
+        """One who has pushed an adapter samples from it no more.
+
+        When nobody does, it is unloaded before the next push.  Takes no lock: collecting garbage
+        may call it at any moment.
+        """
+        self._released.append(name)
 
     def check(self) -> None:
         """Notice if the server was started again, or was sent weights by somebody else.
@@ -279,7 +279,7 @@ class WeightSync:
         self._noise = self._held = self._told = self._tag = None
         for adapter in self._adapters.values():
             shutil.rmtree(adapter.folder, ignore_errors=True)
-        self._adapters, self._models, self._unwanted = {}, {}, set()
+        self._adapters, self._models = {}, {}
 
     @property
     def _base(self) -> WeightsVersion:
@@ -375,14 +375,16 @@ class WeightSync:
         return measured_noise(self.server.score(self.trainer.text), mine)
 
     def _tidy(self) -> None:
-        for name in list(self._unwanted):
-            self._unwanted.discard(name)
-            if name in self._adapters:
-                self._unload(name)
+        while self._released:
+            name = self._released.popleft()
+            adapter = self._adapters.get(name)
+            if adapter is not None:
+                adapter.users -= 1
+                if adapter.users <= 0:
+                    self._unload(name)
 
     def _unload(self, name: str) -> None:
         adapter = self._adapters.pop(name)
-        self._unwanted.discard(name)
         self._discard(name, adapter.folder)
 
     def _discard(self, name: str, folder: Path) -> None:
