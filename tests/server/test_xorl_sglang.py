@@ -20,7 +20,10 @@ from xorl_lab.recipes.tasks import HAPPY
 
 __all__ = ["client_python"]
 
-pytestmark = pytest.mark.xdist_group("sglang")  # the ports are those of both files
+pytestmark = [
+    pytest.mark.xdist_group("sglang"),  # test_xorl_client.py takes the same ports
+    pytest.mark.timeout(600),
+]
 RUNNER = os.path.join(os.path.dirname(__file__), "seed_sglang_runner.py")
 CHANGED = [
     ("learning_rate=1e-6", "learning_rate=3e-5"),
@@ -133,6 +136,7 @@ def test_a_saved_adapter_is_loaded_there(live, tmp_path, sglang, roomy, client_p
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_reward_climbs_on_smollm2(live, tmp_path, client_python):
     need_sglang()
     from xorl_lab.samplers.sglang_models import served
