@@ -227,6 +227,7 @@ def test_a_lab_trains_here_and_samples_there(empty_home, lent):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_server_that_is_killed_amid_a_sync_is_started_again(empty_home, monkeypatch):
     need_sglang()
     client = ServiceClient(device="cpu", dtype="float32", sampler="sglang").create_training_client(
