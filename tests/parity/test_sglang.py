@@ -131,6 +131,9 @@ def test_the_same_notebook_draws_the_same_wherever_it_samples(model, place, home
     embedded = a_notebook(xl.ServiceClient(home=home, **settings), model, "nb-embedded")
     outside = xl.ServiceClient(home=home, sampler=place, **settings)
     assert a_notebook(outside, model, "nb-sglang") == embedded
+    server = SGLang(place)
+    server.name_weights("default")
+    server.close()
     live = Live(ServerSettings(model=model, home=tmp_path, port=0, sampler_port=0))
     served = xl.ServiceClient(base_url=live.url)
     try:

@@ -1,4 +1,15 @@
-"""Sampling over HTTP, from any server that answers ``/generate`` as SGLang does."""
+"""Sampling over HTTP, from any server that answers ``/generate`` as SGLang does.
+
+What a real SGLang (0.5.23) does otherwise than the embedded sampler, and cannot be made to do:
+
+- A seed fixes what is drawn only where it was started with ``--enable-deterministic-inference``;
+  on a CPU (torch_native) never.
+- Prompt and completion together may have two tokens less than the context, the prompt six.
+- With both ``top_k`` and ``top_p`` its pytorch backend takes ``top_p`` as a share of the whole
+  distribution, not of what ``top_k`` has left.
+- Where the prompt ends inside a character, the text leaves out the bytes that complete it.
+- Entropies are not known.
+"""
 
 import threading
 import time

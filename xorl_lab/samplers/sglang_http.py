@@ -1,6 +1,7 @@
 """Questions and orders to a SGLang server: one answer or one error in words for each."""
 
 import json
+import weakref
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -37,6 +38,7 @@ class SGLangHTTP:
         self.url = checked_url(url)
         self.timeout = timeout
         self._wire = Connections(self.url, api_key, CONNECTIONS)
+        weakref.finalize(self, self._wire.close).atexit = False
 
     def close(self) -> None:
         """End the connections."""
