@@ -37,7 +37,7 @@ def buckets(tensors: Iterable[Named], limit: int) -> Iterator[tuple[list[Named],
         yield group, True
 
 
-def by_value(tensors: Iterable[Named], dtype: str) -> str:
+def by_value(tensors: Iterable[Named], dtype: str, *, keyed: bool = False) -> str:
     """Pickle tensors with their values, as base64.
 
     Not by handles of shared memory, as torch.multiprocessing would: on a CPU they crash SGLang's
@@ -46,9 +46,10 @@ def by_value(tensors: Iterable[Named], dtype: str) -> str:
     Args:
         tensors: (name, values), any device.
         dtype: the server's; where it is narrower, that is sent.
+        keyed: as a dict, in which SGLang wants an adapter, not as a list of pairs.
     """
     listed = [(name, _plain(tensor, NARROW.get(dtype))) for name, tensor in tensors]
-    return base64.b64encode(pickle.dumps(listed)).decode()
+    return base64.b64encode(pickle.dumps(dict(listed) if keyed else listed)).decode()
 
 
 def _plain(tensor: torch.Tensor, narrow: torch.dtype | None) -> torch.Tensor:

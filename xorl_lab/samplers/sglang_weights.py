@@ -83,7 +83,7 @@ def adapter_by_value(folder: Path, facts: ServerFacts) -> dict[str, Any]:
         raise CheckpointError(
             "checkpoint.unreadable", f"{folder} holds no adapter in PEFT's form ({error})"
         ) from error
-    payload = by_value(tensors.items(), facts.dtype)
+    payload = by_value(tensors.items(), facts.dtype, keyed=True)
     return {"config_dict": config, "serialized_named_tensors": [payload] * facts.tp_size}
 
 
