@@ -85,17 +85,17 @@ class Routes:
         left.set_yscale("log")
         left.set_ylim(bottom=max(1e-5, float(np.median(np.abs(self.replayed))) / 10))
         left.set_xlabel("drawn tokens, largest gap first")
-        left.set_title("gap between trainer and sampler (nats)", loc="left")
+        titled = {"loc": "left", "color": _GREY, "fontsize": 10}
+        left.set_title("gap between trainer and sampler (nats)", **titled)
         left.legend(frameon=False, labelcolor=_GREY, fontsize=9)
         layers = np.arange(self.moved.shape[1])
         right.bar(layers, 100 * self.moved.mean(0), color=_OWN, width=0.6)
         right.set_xticks(layers)
         right.set_xlabel("layer with experts")
-        right.set_title("tokens through other experts (%)", loc="left")
+        right.set_title("tokens through other experts (%)", **titled)
         for axes in (left, right):
             axes.patch.set_alpha(0)
             axes.tick_params(colors=_GREY, labelsize=8)
-            axes.title.set(color=_GREY, fontsize=10)
             axes.xaxis.label.set(color=_GREY, fontsize=9)
             for name, spine in axes.spines.items():
                 spine.set_visible(name in ("left", "bottom"))

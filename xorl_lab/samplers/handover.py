@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from xorl_lab.engine import saving
 from xorl_lab.engine.adapters import PREFIX, linear_layers
 from xorl_lab.engine.engine import Engine
+from xorl_lab.engine.filenames import in_files
 from xorl_lab.engine.versions import WeightsVersion
 from xorl_lab.errors import ConfigError
 from xorl_lab.samplers.base import SampleRequest
@@ -124,7 +125,7 @@ class Handover:
         return sum(t.nbytes for t in tensors.values())
 
     def tensors(self, version: WeightsVersion) -> Iterator[Named]:
-        """All weights of a version under Hugging Face's names, copied, on the CPU.
+        """All weights of a version under the names of Hugging Face's files, copied, on the CPU.
 
         An adapter is merged: W + alpha / r * B A, computed in float32 at least and rounded once.
         """
@@ -143,7 +144,8 @@ class Handover:
             source = self.engine.base if version.full is None else version.full
             values = dict(source.named_parameters())
             with torch.no_grad():
-                return [(name, _merged(values[name], version, name)) for name in names]
+                whole = {name: _merged(values[name], version, name) for name in names}
+                return list(in_files(source, whole).items())
 
         return self.engine.scheduler.submit(copy, name="copy weights").result()
 

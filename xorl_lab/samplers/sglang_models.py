@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from transformers import AutoConfig, PreTrainedModel
 
 from xorl_lab.engine import models
+from xorl_lab.engine.filenames import FUSED, in_files
 from xorl_lab.engine.quiet import quiet
 from xorl_lab.errors import ConfigError
 from xorl_lab.home import home
@@ -24,6 +26,9 @@ DENSE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_p
 """Layers that may have adapters."""
 ATTENTION = DENSE[:4]
 """Those of a mixture of experts: adapters are not put on the experts."""
+
+ONE_BY_ONE = frozenset({"mixtral", "olmoe", "qwen2_moe", "qwen3_moe"})
+"""Families whose files have each expert's weights apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,8 @@ def served(model: str | Path) -> Served:
         raise ConfigError(f"{folder} has no tokenizer: save the model's tokenizer beside it")
     with quiet():
         config: Any = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
+    if config.model_type in ONE_BY_ONE and _misnamed(folder):
+        folder = exported(str(folder), str(config.dtype or "float32").removeprefix("torch."))
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return Served(
@@ -84,26 +91,33 @@ def served(model: str | Path) -> Served:
     )
 
 
-def exported(name: str) -> Path:
-    """The folder of a random model, in single precision; written once.
+def exported(name: str, dtype: str = "float32") -> Path:
+    """The folder of a model as SGLang reads it; written once.
 
     Its name has a digest of what is in it, so another release's model has another folder.
+
+    Args:
+        name: of a random model, or a folder whose experts have other names than SGLang's.
+        dtype: in which it is written.
     """
-    loaded = models.load(name, device="cpu", dtype="float32")
+    loaded = models.load(name, device="cpu", dtype=dtype)
     digest = hashlib.sha256(loaded.model.config.to_json_string().encode())
     for key, value in sorted(loaded.model.state_dict().items()):
         digest.update(key.encode() + value.to(torch.float32).contiguous().numpy().tobytes())
-    target = home() / "models" / f"{name}-{digest.hexdigest()[:12]}"
+    target = home() / "models" / f"{Path(name).name}-{digest.hexdigest()[:12]}"
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.parent / f".{target.name}-{secrets.token_hex(4)}"
     try:
         with quiet():
-            loaded.model.save_pretrained(aside)
+            loaded.model.config.save_pretrained(aside)
             loaded.tokenizer.save_pretrained(aside)
-        if _name_experts(aside / "config.json"):
-            _write_head(aside / "model.safetensors", loaded.model)
+            if loaded.model.generation_config is not None:
+                loaded.model.generation_config.save_pretrained(aside)
+        _describe(aside / "config.json", loaded.model)
+        weights = in_files(loaded.model, dict(loaded.model.named_parameters()))
+        save_file(weights, aside / "model.safetensors", metadata={"format": "pt"})
         aside.rename(target)
     except OSError:
         if not target.is_dir():  # another process may have been first
@@ -113,21 +127,21 @@ def exported(name: str) -> Path:
     return target
 
 
-def _name_experts(path: Path) -> bool:
-    """Write the number of experts under the older of its two names as well, if there are any."""
+def _describe(path: Path, model: PreTrainedModel) -> None:
+    """Name the architecture, and the number of experts by the older of its two names as well."""
     config = json.loads(path.read_text(encoding="utf-8"))
-    if "num_local_experts" not in config:
-        return False
-    config["num_experts"] = config["num_local_experts"]
+    config["architectures"] = [type(model).__name__]
+    if "num_local_experts" in config:
+        config["num_experts"] = config["num_local_experts"]
     path.write_text(json.dumps(config, indent=2) + os.linesep, encoding="utf-8")
-    return True
 
 
-def _write_head(path: Path, model: PreTrainedModel) -> None:
-    """Write a head that is tied to the embedding out: SGLang's mixtures of experts know no ties,
-    and would leave theirs empty.
+def _misnamed(folder: Path) -> bool:
+    """True if the experts of a folder are named as they are in memory, as in checkpoints of ours:
+    SGLang would leave them out in silence.
     """
-    tensors = load_file(path)
-    head: Any = model.get_output_embeddings()
-    tensors.setdefault("lm_head.weight", head.weight.detach().clone())
-    save_file(tensors, path, metadata={"format": "pt"})
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            if any(name.endswith(FUSED) for name in file.keys()):  # noqa: SIM118  (no mapping)
+                return True
+    return False
