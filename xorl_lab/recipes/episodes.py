@@ -198,7 +198,7 @@ def _play(
         if not live:
             break
         asked = [episode.request(number) for episode in live]
-        tokens, own = zip(*asked, strict=True)
+        tokens, own = [t for t, _ in asked], [p for _, p in asked]
         answers = rollouts.sample(draw.sampler, tokens, own, 1, draw.record_top)
         clock.lap("sample")
         for episode, response in zip(live, answers, strict=True):
