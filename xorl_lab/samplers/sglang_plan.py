@@ -101,14 +101,13 @@ def make(served: Served, python: Path, wishes: Wishes) -> Plan:
         raise ConfigError(f"{served.name} has no experts: leave experts=True out")
     device = resolve_device(wishes.device, python)
     dtype = models.resolve_dtype(wishes.dtype, device)
-    budget, fraction = CPU_CACHE, None
+    free, budget = 0, CPU_CACHE
     if device == "cuda":
         torch.cuda.empty_cache()
         free = int(torch.cuda.mem_get_info()[0])
         budget = max(0, int(GPU_SHARE * free) - served.weight_bytes - GPU_SLACK)
     tokens = wishes.cache_tokens or cache_tokens(served, dtype, budget)
-    if device == "cuda":
-        fraction = memory_fraction(served, dtype, tokens, free)
+    fraction = memory_fraction(served, dtype, tokens, free) if device == "cuda" else None
     return Plan(
         served=served,
         python=python,
