@@ -258,7 +258,11 @@ def test_nothing_else_is_public(owner):
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [pytest.param(c, n, id=f"{c.__name__}.{n}") for c, names in PROPERTIES.items() for n in names],
+    [
+        pytest.param(c, n, id=f"{c.__name__}.{n}")
+        for c, names in PROPERTIES.items()
+        for n in sorted(names)  # workers of xdist have to agree
+    ],
 )
 def test_a_property_is_read_only_and_described(owner, name):
     value = inspect.getattr_static(owner, name)
