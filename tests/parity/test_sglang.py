@@ -17,6 +17,7 @@ SMOL = "SmolLM2-135M-Instruct"
 LIMIT = 1e-3
 """Nats, for every token."""
 MODELS = ["tiny", pytest.param(SMOL, marks=pytest.mark.slow)]
+pytestmark = pytest.mark.timeout(900)  # a server that starts beside other work
 GREEDY = xl.SamplingParams(max_tokens=12, temperature=0)
 
 
