@@ -44,7 +44,7 @@ class Routes:
     @property
     def elsewhere(self) -> npt.NDArray[np.bool_]:
         """(N,) whether they did in any layer."""
-        return self.moved.any(-1)
+        return np.asarray(self.moved.any(-1))
 
     def frame(self) -> "pd.DataFrame":
         """Number of tokens, mean and largest gap in nats: all, and by whether experts differ."""

@@ -27,6 +27,8 @@ DENSE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_p
 ATTENTION = DENSE[:4]
 """Those of a mixture of experts: adapters are not put on the experts."""
 
+FORM = b"2"
+"""In which folders are written: another one has another folder."""
 ONE_BY_ONE = frozenset({"mixtral", "olmoe", "qwen2_moe", "qwen3_moe"})
 """Families whose files have each expert's weights apart."""
 
@@ -101,7 +103,7 @@ def exported(name: str, dtype: str = "float32") -> Path:
         dtype: in which it is written.
     """
     loaded = models.load(name, device="cpu", dtype=dtype)
-    digest = hashlib.sha256(loaded.model.config.to_json_string().encode())
+    digest = hashlib.sha256(FORM + loaded.model.config.to_json_string().encode())
     for key, value in sorted(loaded.model.state_dict().items()):
         digest.update(key.encode() + value.to(torch.float32).contiguous().numpy().tobytes())
     target = home() / "models" / f"{Path(name).name}-{digest.hexdigest()[:12]}"
