@@ -56,6 +56,8 @@ class Loop:
     step: int = 0
     samplers: list[xl.SamplingClient] = field(default_factory=list)
     """Of each step so far, the present one last."""
+    networks: dict[int, torch.nn.Module] = field(default_factory=dict)
+    """Those asked for, by step."""
 
     @property
     def tokenizer(self):
@@ -67,11 +69,14 @@ class Loop:
 
     def network(self) -> torch.nn.Module:
         """The present weights as transformers and peft have them, without any of our code."""
-        path = self.client.save_weights_for_sampler(f"peft-{self.step}").result().path
-        folder = Address.parse(path).folder(self.lab.service.root)
-        with warnings.catch_warnings():  # peft reads an attribute that transformers gives up
-            warnings.simplefilter("ignore", FutureWarning)
-            return PeftModel.from_pretrained(tiny.dense(torch.float32), folder).eval()
+        if self.step not in self.networks:
+            path = self.client.save_weights_for_sampler(f"peft-{self.step}").result().path
+            folder = Address.parse(path).folder(self.lab.service.root)
+            with warnings.catch_warnings():  # peft reads an attribute that transformers gives up
+                warnings.simplefilter("ignore", FutureWarning)
+                network = PeftModel.from_pretrained(tiny.dense(torch.float32), folder)
+            self.networks[self.step] = network.eval()
+        return self.networks[self.step]
 
 
 def sampled(

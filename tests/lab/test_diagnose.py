@@ -1,5 +1,6 @@
 """Each cause is planted by computing what it does, and must be found; what is well must be left."""
 
+import copy
 import dataclasses
 import math
 import time
@@ -384,7 +385,7 @@ def test_a_bfloat16_sampler_beside_a_float32_trainer(lab, seed):
 
 def by_another_kernel(loop, dtype):
     """The present weights in another precision, by transformers alone."""
-    network = loop.network()
+    network = copy.deepcopy(loop.network())
     for parameter in network.parameters():
         parameter.data = parameter.data.to(dtype)
     return network

@@ -59,13 +59,13 @@ def test_categories_of_errors():
 
 
 def test_an_answer_that_is_not_there_yet(start):
-    api = start(poll_seconds=0.05, gap_seconds=0.5)
+    api = start(poll_seconds=0.05, gap_seconds=3.0)
     api.create()
     waits = api.send("forward", seq_id=5, forward_input=gradient())
     started = time.monotonic()
     answer = api.ask("/api/v1/retrieve_future", request_id=waits)
     assert answer["type"] == "try_again"
-    assert 0.04 < time.monotonic() - started < 0.45
+    assert 0.04 < time.monotonic() - started < 2.5
     assert "error" in api.fetch(waits)
 
 
