@@ -52,7 +52,7 @@ chromium: # CI alone installs a browser by itself; elsewhere tests that need one
 
 sglang: $(SGLANG)/.installed ## Make .venv-sglang, in which SGLang servers run (2.3 GB).
 
-$(SGLANG)/.installed: xorl_lab/samplers/sglang_cpu/requirements.txt | $(STAMP)
+$(SGLANG)/.installed: xorl_lab/samplers/sglang/cpu/requirements.txt | $(STAMP)
 	@echo "installing SGLang into $(SGLANG): some minutes, 2.3 GB"
 	rm -rf $(SGLANG)
 	$(BIN)/xorl-lab sglang --install --folder $(SGLANG)

@@ -21,7 +21,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leave out what needs a SGLang server where there is none; CI has to have it."""
     if collection_path.name not in NEED_SGLANG or os.environ.get("CI") == "true":
         return None
-    from xorl_lab.samplers.sglang_server import interpreter  # noqa: PLC0415 (imports torch)
+    from xorl_lab.samplers.sglang.server import interpreter  # noqa: PLC0415 (imports torch)
 
     if interpreter() is not None:
         return None

@@ -12,7 +12,7 @@ def required() -> bool:
 
 def need_sglang() -> None:
     """Skip the test, or fail in continuous integration, if no environment has SGLang."""
-    from xorl_lab.samplers.sglang_install import HOW, interpreter
+    from xorl_lab.samplers.sglang.install import HOW, interpreter
 
     if interpreter() is None:
         if required():
@@ -28,7 +28,7 @@ def sglang_server(tmp_path_factory):
     and do not stop it.  Tests that break a server start one of their own.
     """
     need_sglang()
-    from xorl_lab.samplers.sglang_server import SGLangServer
+    from xorl_lab.samplers.sglang.server import SGLangServer
 
     log = tmp_path_factory.mktemp("sglang") / "server.log"
     settings = {"dtype": "float32", "device": "cpu", "max_rank": 32, "log": log}

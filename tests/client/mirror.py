@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from tests.samplers.fake_sglang import FakeServer
 from xorl_lab.futures import APIFuture
-from xorl_lab.samplers.handover import Handover
+from xorl_lab.samplers.sync.handover import Handover
 
 
 class Watching(Handover):

@@ -8,7 +8,7 @@ from tests.client.mirror import Mirror, Process, Watching
 from xorl_lab.client import ServiceClient
 from xorl_lab.client import outside as module
 from xorl_lab.errors import ConfigError, SamplerError
-from xorl_lab.samplers.sync import SyncError
+from xorl_lab.samplers.sync.sync import SyncError
 from xorl_lab.types import AdamParams, Datum, ModelInput, SamplingParams
 
 DATA = [Datum(ModelInput.from_ints([5, 6, 7, 8]), {"labels": [5, 6, 7, 8]})]

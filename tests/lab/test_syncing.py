@@ -6,8 +6,8 @@ import pytest
 
 from xorl_lab.lab.syncing import note_syncs, warnings
 from xorl_lab.recipes.syncing import sync_metrics
-from xorl_lab.samplers.canary import Canary
-from xorl_lab.samplers.sync_report import SyncReport
+from xorl_lab.samplers.sync.canary import Canary
+from xorl_lab.samplers.sync.report import SyncReport
 
 Event = namedtuple("Event", "kind text step data")
 

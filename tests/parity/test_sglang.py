@@ -9,8 +9,8 @@ from tests.parity.check import check_parity, learn, show
 from tests.parity.test_float32 import LESSONS, TEMPERATURES, TEXTS, encode
 from tests.server.conftest import Live
 from xorl_lab.checkpoints import Address
-from xorl_lab.samplers.sglang import SGLang
-from xorl_lab.samplers.sglang_server import SGLangServer
+from xorl_lab.samplers.sglang.controls import SGLang
+from xorl_lab.samplers.sglang.server import SGLangServer
 from xorl_lab.server import ServerSettings
 
 SMOL = "SmolLM2-135M-Instruct"

@@ -52,7 +52,7 @@ def test_the_trainer_with_replay_equals_the_server(served, tmp_path, temperature
 def served(tmp_path_factory):
     """A server of ``tiny-moe`` that tells the experts."""
     need_sglang()
-    from xorl_lab.samplers.sglang_server import SGLangServer
+    from xorl_lab.samplers.sglang.server import SGLangServer
 
     log = tmp_path_factory.mktemp("moe") / "server.log"
     with SGLangServer.start(

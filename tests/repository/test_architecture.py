@@ -56,6 +56,16 @@ def test_a_planted_violation_is_found(copy, module, line, complaint):
     assert complaint in done.stdout
 
 
+def expanded(names: str) -> list[str]:
+    """Names in a line, those in braces too."""
+    parts = [re.fullmatch(r"(.*)\{(.*)\}(.*)", name) for name in names.split(", ")]
+    return [
+        f"{part[1]}{inner}{part[3]}" if part else name
+        for name, part in zip(names.split(", "), parts, strict=True)
+        for inner in (part[2].split(",") if part else [""])
+    ]
+
+
 def listed(document: str) -> set[str]:
     """The modules in the tree of ARCHITECTURE.md, as paths below xorl_lab."""
     block = re.search(r"```\nxorl_lab/\n(.*?)```", document, re.DOTALL)
@@ -64,8 +74,8 @@ def listed(document: str) -> set[str]:
     folder = ""
     for line in block[1].splitlines():
         indent = len(line) - len(line.lstrip())
-        # Several modules may share a line: "a.py, b.py   what they do".
-        names = re.split(r"\s{2,}", line.strip())[0].split(", ")
+        # Several modules may share a line: "a.py, sub/{b,c}.py   what they do".
+        names = expanded(re.split(r"\s{2,}", line.strip())[0])
         if indent == 2:
             folder = names[0] if names[0].endswith("/") else ""
         found.update(names if indent == 2 else [folder + name for name in names])

@@ -100,7 +100,8 @@ def test_no_place_to_download_from_is_written_down(root):
 
 
 def test_every_import_is_declared(root, project):
-    declared = {*requirements(project["dependencies"])}
+    extra = project["optional-dependencies"]["notebook"]  # `xorl-lab notebooks --html` alone
+    declared = {*requirements(project["dependencies"]), *requirements(extra)}
     distributions = metadata.packages_distributions()
     imported: dict[str, str] = {}
     for path in (root / "xorl_lab").rglob("*.py"):
@@ -128,6 +129,10 @@ def test_the_wheel_holds_the_package(root, tmp_path):
     assert "xorl_lab/py.typed" in names
     assert "xorl_lab/engine/models.py" in names
     assert any(n.endswith("licenses/LICENSE") for n in names)
+    for needed in ("launch.py", "requirements.txt", "sgl_kernel/__init__.py"):
+        assert f"xorl_lab/samplers/sglang/cpu/{needed}" in names
+    course = {f"xorl_lab/notebooks/{path.name}" for path in (root / "notebooks").glob("*.ipynb")}
+    assert course == {name for name in names if name.startswith("xorl_lab/notebooks/")} != set()
     assert not any(n.startswith("tests") for n in names)
     assert "xorl-lab = xorl_lab.cli:main" in entry
 

@@ -8,7 +8,7 @@ import pytest
 
 FLOOR = ["transformers==5.17.*", "huggingface-hub>=1.5,<2.0"]
 """torch has no older CPU build to install beside the pinned one, so it stays as it is."""
-SGLANG = "xorl_lab/samplers/sglang_cpu/requirements.txt"
+SGLANG = "xorl_lab/samplers/sglang/cpu/requirements.txt"
 """What a user has who puts SGLang and xorl_lab into one environment."""
 OURS = ("transformers", "tokenizers", "huggingface-hub", "safetensors")
 """What of it the core uses and is not pinned to the same version here."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from xorl_lab.samplers.sglang_process import ServerProcess, free_port
+from xorl_lab.samplers.sglang.process import ServerProcess, free_port
 
 STANDIN = Path(__file__).parent / "standin.py"
 PATIENCE = 60.0

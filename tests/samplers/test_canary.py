@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.closeness import assert_close
 from xorl_lab.errors import DataError, SamplerError, ShapeError
-from xorl_lab.samplers.canary import FLOOR, SHARE, TELLING, distance, judge, measured_noise
+from xorl_lab.samplers.sync.canary import FLOOR, SHARE, TELLING, distance, judge, measured_noise
 
 LOGPROB = st.floats(-20, 0)
 LENGTH = 8

@@ -11,8 +11,8 @@ from tests.sglang import need_sglang
 from xorl_lab.client.remote_sampling import RemoteSource
 from xorl_lab.engine import engine as engines
 from xorl_lab.errors import SamplerError
-from xorl_lab.samplers.sglang import SGLang
-from xorl_lab.samplers.sglang_server import SGLangServer
+from xorl_lab.samplers.sglang.controls import SGLang
+from xorl_lab.samplers.sglang.server import SGLangServer
 
 TEXT = [5, 6, 7, 100, 33, 248]
 

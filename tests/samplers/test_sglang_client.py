@@ -14,9 +14,9 @@ from tests.client.faulty import Faulty, says
 from tests.closeness import assert_close
 from tests.server.conftest import Live
 from xorl_lab.errors import CheckpointError, ConfigError, DataError, SamplerError
-from xorl_lab.samplers import sglang
-from xorl_lab.samplers.named_tensors import buckets, by_value
-from xorl_lab.samplers.sglang import INCOMPLETE, SGLang
+from xorl_lab.samplers.sglang import controls as sglang
+from xorl_lab.samplers.sglang.controls import INCOMPLETE, SGLang
+from xorl_lab.samplers.sglang.named_tensors import buckets, by_value
 from xorl_lab.server import ServerSettings
 
 BUSY = says("400 Bad Request", b"Cache not flushed because there are pending requests.\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from xorl_lab.errors import ConfigError
-from xorl_lab.samplers import sglang_install as installing
+from xorl_lab.samplers.sglang import install as installing
 
 REQUIREMENTS = installing.CPU_FOLDER / "requirements.txt"
 

@@ -13,13 +13,13 @@ import xorl_lab as xl
 from tests.samplers.support_processes import left, lives
 from tests.samplers.support_sglang import generate, greedy
 from tests.sglang import need_sglang
-from xorl_lab.samplers.sglang_install import VARIABLE, interpreter
-from xorl_lab.samplers.sglang_server import SGLangServer
-from xorl_lab.samplers.supervisor import shared_memory
+from xorl_lab.samplers.sglang.install import VARIABLE, interpreter
+from xorl_lab.samplers.sglang.server import SGLangServer
+from xorl_lab.samplers.sglang.supervisor import shared_memory
 
 OWNER = """
 import json, sys
-from xorl_lab.samplers.sglang_server import SGLangServer
+from xorl_lab.samplers.sglang.server import SGLangServer
 
 def say(line):
     print(json.dumps(line), flush=True)

@@ -8,7 +8,7 @@ import pytest
 import xorl_lab as xl
 from xorl_lab.client.remote_sampling import RemoteSource
 from xorl_lab.errors import DataError
-from xorl_lab.samplers.sglang import SGLang
+from xorl_lab.samplers.sglang.controls import SGLang
 
 WAIT = 120
 NEAR = 1e-4

@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 import xorl_lab as xl
 from tests.samplers.support import update
 from xorl_lab.engine import models
-from xorl_lab.samplers import sglang_models
+from xorl_lab.samplers.sglang import models as sglang_models
 
 
 def weights(folder):

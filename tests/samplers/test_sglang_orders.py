@@ -12,7 +12,7 @@ from xorl_lab.checkpoints import Address
 from xorl_lab.client.remote_sampling import RemoteSource
 from xorl_lab.engine import engine as engines
 from xorl_lab.errors import ConfigError, SamplerError
-from xorl_lab.samplers.sglang import INCOMPLETE, SGLang
+from xorl_lab.samplers.sglang.controls import INCOMPLETE, SGLang
 
 TEXT = [5, 6, 7, 100, 33, 248]
 NEAR = 1e-4

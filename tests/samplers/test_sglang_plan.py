@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from xorl_lab.errors import ConfigError
-from xorl_lab.samplers import sglang_install, sglang_plan
-from xorl_lab.samplers.sglang_models import Served
-from xorl_lab.samplers.sglang_plan import Wishes
+from xorl_lab.samplers.sglang import install as sglang_install
+from xorl_lab.samplers.sglang import plan as sglang_plan
+from xorl_lab.samplers.sglang.models import Served
+from xorl_lab.samplers.sglang.plan import Wishes
 
 GIB = 2**30
 SMALL = Served("small", Path("/models/small"), 8192, 541_000_000, 2 * 30 * 3 * 64, experts=False)

@@ -15,7 +15,7 @@ import pytest
 from tests.samplers.standin import Health
 from tests.samplers.support_processes import left, lives, standin, unready
 from xorl_lab.errors import ConfigError, SamplerError
-from xorl_lab.samplers import sglang_process
+from xorl_lab.samplers.sglang import process as sglang_process
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 import psutil
 
 from tests.samplers.support_sglang import generate, greedy
-from xorl_lab.samplers import sglang_process
+from xorl_lab.samplers.sglang import process as sglang_process
 
 
 def test_a_real_server_serves_the_model(sglang_server):

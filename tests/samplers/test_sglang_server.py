@@ -10,8 +10,11 @@ from tests.closeness import assert_close
 from tests.samplers.support_processes import STANDIN, left, variables
 from xorl_lab.engine import models
 from xorl_lab.errors import ConfigError, SamplerError
-from xorl_lab.samplers import sglang_models, sglang_plan, sglang_process, sglang_server
-from xorl_lab.samplers.sglang_server import SGLangServer
+from xorl_lab.samplers.sglang import models as sglang_models
+from xorl_lab.samplers.sglang import plan as sglang_plan
+from xorl_lab.samplers.sglang import process as sglang_process
+from xorl_lab.samplers.sglang import server as sglang_server
+from xorl_lab.samplers.sglang.server import SGLangServer
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from tests.closeness import assert_close
 from tests.samplers.fake_sglang import FakeServer, FakeTrainer, version
 from xorl_lab.errors import ConfigError, SamplerError
-from xorl_lab.samplers.sync import SyncError, WeightSync
+from xorl_lab.samplers.sync.sync import SyncError, WeightSync
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from tests.sglang import need_sglang
 from xorl_lab.client import ServiceClient, outside
 from xorl_lab.errors import SamplerError
 from xorl_lab.lab import Lab
-from xorl_lab.samplers.handover import Handover
-from xorl_lab.samplers.sglang import SGLang
-from xorl_lab.samplers.sync import SyncError, WeightSync
+from xorl_lab.samplers.sglang.controls import SGLang
+from xorl_lab.samplers.sync.handover import Handover
+from xorl_lab.samplers.sync.sync import SyncError, WeightSync
 from xorl_lab.types import AdamParams, Datum, ModelInput, SamplingParams
 
 DATA = [

@@ -7,8 +7,8 @@ import pytest
 
 from tests.server.support import ADAM, gradient
 from xorl_lab.errors import SamplerError
-from xorl_lab.samplers.canary import Canary
-from xorl_lab.samplers.sync import SyncError, SyncReport
+from xorl_lab.samplers.sync.canary import Canary
+from xorl_lab.samplers.sync.sync import SyncError, SyncReport
 from xorl_lab.server.endpoints import MAX_LOADED
 from xorl_lab.types.checkpoints import InferenceEndpoint
 

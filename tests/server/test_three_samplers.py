@@ -5,7 +5,7 @@ import pytest
 from tests.closeness import assert_close
 from xorl_lab.client import ServiceClient, outside
 from xorl_lab.lab import Lab
-from xorl_lab.samplers.sglang import SGLang
+from xorl_lab.samplers.sglang.controls import SGLang
 from xorl_lab.types import AdamParams, Datum, ModelInput, SamplingParams
 
 CHATS = [

@@ -58,7 +58,7 @@ def roomy(tmp_path_factory):
 def sglang(roomy, tmp_path_factory):
     """A real server on the documents' port."""
     need_sglang()
-    from xorl_lab.samplers.sglang_server import SGLangServer
+    from xorl_lab.samplers.sglang.server import SGLangServer
 
     assert free(30000), "port 30000, which the documents name, is in use: free it"
     log = tmp_path_factory.mktemp("sglang") / "server.log"
@@ -139,8 +139,8 @@ def test_a_saved_adapter_is_loaded_there(live, tmp_path, sglang, roomy, client_p
 @pytest.mark.timeout(1800)
 def test_reward_climbs_on_smollm2(live, tmp_path, client_python):
     need_sglang()
-    from xorl_lab.samplers.sglang_models import served
-    from xorl_lab.samplers.sglang_server import SGLangServer
+    from xorl_lab.samplers.sglang.models import served
+    from xorl_lab.samplers.sglang.server import SGLangServer
 
     for port in (6000, 30000):
         assert free(port), f"port {port}, which the documents name, is in use: free it"

@@ -19,7 +19,7 @@ from rich.text import Text
 from xorl_lab.checkpoints import catalog
 from xorl_lab.errors import ConfigError
 from xorl_lab.home import home
-from xorl_lab.samplers import sglang_install
+from xorl_lab.samplers.sglang import install as sglang_install
 
 PYTHON_NEEDED = (3, 11)
 NEEDED = {

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from xorl_lab.samplers import sglang_install
+from xorl_lab.samplers.sglang import install as sglang_install
 
 
 def show(console: Console) -> bool:

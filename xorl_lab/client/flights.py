@@ -7,8 +7,8 @@ from typing import Any
 
 from xorl_lab.futures import APIFuture
 from xorl_lab.samplers.base import SampleRequest
-from xorl_lab.samplers.sglang_facts import look
-from xorl_lab.samplers.sglang_http import SGLangHTTP, UnknownServerError
+from xorl_lab.samplers.sglang.connection import SGLangHTTP, UnknownServerError
+from xorl_lab.samplers.sglang.facts import look
 from xorl_lab.types import SampleResponse
 
 UNLIMITED = 2**31 - 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from xorl_lab.errors import ConfigError, SamplerError
 from xorl_lab.samplers.base import SampleRequest, repeat_seed
 from xorl_lab.samplers.experts import BYTES, SHAPE, from_meta
-from xorl_lab.samplers.sglang_facts import INCOMPLETE
+from xorl_lab.samplers.sglang.facts import INCOMPLETE
 from xorl_lab.types import SampledSequence, SampleResponse
 from xorl_lab.types.results import StopReason
 

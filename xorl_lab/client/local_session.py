@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from xorl_lab.client.outside import Outside, OutsideSource
-    from xorl_lab.samplers.sync_report import SyncReport
+    from xorl_lab.samplers.sync.report import SyncReport
 
 SYNCS_KEPT = 64
 """Reports of syncs that are kept until somebody takes them."""

@@ -19,16 +19,16 @@ from xorl_lab.errors import ConfigError, SamplerError
 from xorl_lab.futures import APIFuture
 from xorl_lab.samplers.base import SampleRequest, check_prompt
 from xorl_lab.samplers.embedded import EmbeddedSampler
-from xorl_lab.samplers.handover import Handover, rank_of
-from xorl_lab.samplers.sglang import SGLang
-from xorl_lab.samplers.sglang_server import SGLangServer
-from xorl_lab.samplers.sync import WeightSync
+from xorl_lab.samplers.sglang.controls import SGLang
+from xorl_lab.samplers.sglang.server import SGLangServer
+from xorl_lab.samplers.sync.handover import Handover, rank_of
+from xorl_lab.samplers.sync.sync import WeightSync
 from xorl_lab.types import SampleResponse
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from xorl_lab.samplers.sync_report import SyncReport
+    from xorl_lab.samplers.sync.report import SyncReport
 
 OWN = "sglang"
 """Names a server that is started for the model, rather than the URL of one."""

@@ -17,7 +17,7 @@ from xorl_lab.types import BatchSampleResult, ModelInput, SampleResponse, Sampli
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from xorl_lab.samplers.sync_report import SyncReport
+    from xorl_lab.samplers.sync.report import SyncReport
 
 Prompt = ModelInput | str
 

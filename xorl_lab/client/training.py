@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
-    from xorl_lab.samplers.sync_report import SyncReport
+    from xorl_lab.samplers.sync.report import SyncReport
 
     CustomLoss = Callable[[list[Datum], list[torch.Tensor]], tuple[torch.Tensor, dict[str, float]]]
 

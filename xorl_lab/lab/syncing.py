@@ -6,7 +6,7 @@ from xorl_lab.store import Writer
 
 if TYPE_CHECKING:
     from xorl_lab.client import TrainingClient
-    from xorl_lab.samplers.sync_report import SyncReport
+    from xorl_lab.samplers.sync.report import SyncReport
 
 
 def note_syncs(writer: Writer, client: "TrainingClient", step: int) -> None:

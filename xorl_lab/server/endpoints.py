@@ -14,10 +14,10 @@ import httpx
 
 from xorl_lab.engine.versions import WeightsVersion
 from xorl_lab.errors import LabError
-from xorl_lab.samplers.handover import Handover
-from xorl_lab.samplers.sglang import SGLang
-from xorl_lab.samplers.sglang_facts import ServerFacts
-from xorl_lab.samplers.sync import SyncError, SyncReport, WeightSync
+from xorl_lab.samplers.sglang.controls import SGLang
+from xorl_lab.samplers.sglang.facts import ServerFacts
+from xorl_lab.samplers.sync.handover import Handover
+from xorl_lab.samplers.sync.sync import SyncError, SyncReport, WeightSync
 from xorl_lab.server.bodies import AddEndpointIn
 from xorl_lab.server.security import LOOPBACK
 from xorl_lab.server.settings import ServerSettings

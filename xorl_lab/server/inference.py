@@ -18,7 +18,7 @@ from xorl_lab.checkpoints import Address, glance
 from xorl_lab.client.local import LocalService
 from xorl_lab.engine.versions import WeightsVersion
 from xorl_lab.errors import CheckpointError, ConfigError, SamplerError
-from xorl_lab.samplers.handover import Handover
+from xorl_lab.samplers.sync.handover import Handover
 from xorl_lab.server.endpoints import Endpoints
 from xorl_lab.server.requests import Conflict
 from xorl_lab.server.settings import ServerSettings

@@ -7,7 +7,7 @@ from typing import Any, cast
 import httpx
 
 from xorl_lab.errors import ConfigError, SamplerError
-from xorl_lab.samplers.sglang_http import OLDEST, SGLangHTTP
+from xorl_lab.samplers.sglang.connection import OLDEST, SGLangHTTP
 
 HEALTH_SECONDS = 30.0
 """Longer than the 20 s after which SGLang itself takes its scheduler for dead."""

@@ -9,9 +9,9 @@ from typing import Any
 from safetensors.torch import load_file
 
 from xorl_lab.errors import CheckpointError, LabError, SamplerError
-from xorl_lab.samplers.named_tensors import Named, buckets, by_value
-from xorl_lab.samplers.sglang_facts import INCOMPLETE, ServerFacts
-from xorl_lab.samplers.sglang_http import SGLangHTTP
+from xorl_lab.samplers.sglang.connection import SGLangHTTP
+from xorl_lab.samplers.sglang.facts import INCOMPLETE, ServerFacts
+from xorl_lab.samplers.sglang.named_tensors import Named, buckets, by_value
 
 ADAPTER_CONFIG, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors"
 

@@ -10,7 +10,7 @@ says so (``mixed``).  An adapter can be merged into the base weights and sent in
 clients that name none.  The two exclude each other: an adapter loaded on top of other weights than
 the base would be wrong, so each way of sending ends the other first.
 
-**Proof.**  Each push ends with the canary (:mod:`xorl_lab.samplers.canary`).  A server whose
+**Proof.**  Each push ends with the canary (:mod:`xorl_lab.samplers.sync.canary`).  A server whose
 weights are not known to be whole is left paused, and answers nobody until a push has succeeded.
 """
 
@@ -27,15 +27,15 @@ from typing import TYPE_CHECKING
 
 from xorl_lab.engine.versions import WeightsVersion
 from xorl_lab.errors import SamplerError
-from xorl_lab.samplers.canary import Canary, judge, measured_noise
-from xorl_lab.samplers.handover import rank_of
-from xorl_lab.samplers.rest import Traffic
-from xorl_lab.samplers.sync_fit import allowed, other_model, require
-from xorl_lab.samplers.sync_parties import Server, Trainer
-from xorl_lab.samplers.sync_report import SyncError, SyncReport
+from xorl_lab.samplers.sync.canary import Canary, judge, measured_noise
+from xorl_lab.samplers.sync.fit import allowed, other_model, require
+from xorl_lab.samplers.sync.handover import rank_of
+from xorl_lab.samplers.sync.parties import Server, Trainer
+from xorl_lab.samplers.sync.report import SyncError, SyncReport
+from xorl_lab.samplers.sync.rest import Traffic
 
 if TYPE_CHECKING:
-    from xorl_lab.samplers.sglang import ServerFacts
+    from xorl_lab.samplers.sglang.controls import ServerFacts
 
 __all__ = ["SyncError", "SyncReport", "WeightSync"]
 

@@ -16,8 +16,8 @@ import torch
 
 from xorl_lab.engine import models
 from xorl_lab.errors import ConfigError
-from xorl_lab.samplers.sglang_install import CPU_FOLDER, clean_environment
-from xorl_lab.samplers.sglang_models import SIZES, Served
+from xorl_lab.samplers.sglang.install import CPU_FOLDER, clean_environment
+from xorl_lab.samplers.sglang.models import SIZES, Served
 
 CPU_CACHE = 2**30
 """Bytes for the cache of keys and values on a CPU."""

@@ -19,7 +19,7 @@ VARIABLE = "XORL_LAB_SGLANG_PYTHON"
 """Environment variable that names the interpreter."""
 VERSION = "0.5.23"
 """The version that the sampler is tried with."""
-CPU_FOLDER = Path(__file__).parent / "sglang_cpu"
+CPU_FOLDER = Path(__file__).parent / "cpu"
 """What makes SGLang run on a CPU."""
 LAST = (f"sglang=={VERSION}", "torchvision==0.28.0")
 """Installed behind all else and without dependencies, which are for CUDA."""
@@ -113,7 +113,7 @@ def clean_environment() -> dict[str, str]:
 
 
 def _places() -> Iterator[Path]:
-    repository = Path(__file__).resolve().parents[2]
+    repository = Path(__file__).resolve().parents[3]
     for folder in (Path.cwd() / ".venv-sglang", repository / ".venv-sglang", home() / "sglang"):
         yield (folder / "bin" / "python").absolute()
     yield Path(sys.executable)

@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     import torch
 
     from xorl_lab.engine.versions import WeightsVersion
-    from xorl_lab.samplers.sglang import PauseMode, ServerFacts
+    from xorl_lab.samplers.sglang.controls import PauseMode, ServerFacts
 
 
 class Server(Protocol):
-    """What is asked of a server; see :class:`xorl_lab.samplers.sglang.SGLang`."""
+    """What is asked of a server; see :class:`xorl_lab.samplers.sglang.controls.SGLang`."""
 
     url: str
 
@@ -38,7 +38,7 @@ class Server(Protocol):
 
 
 class Trainer(Protocol):
-    """What is asked of the trainer; see :class:`xorl_lab.samplers.handover.Handover`."""
+    """What is asked of the trainer; see :class:`xorl_lab.samplers.sync.handover.Handover`."""
 
     @property
     def text(self) -> tuple[int, ...]: ...  # noqa: D102

@@ -4,10 +4,10 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from xorl_lab.errors import ConfigError, SamplerError
-from xorl_lab.samplers.sync_parties import Server, Trainer
+from xorl_lab.samplers.sync.parties import Server, Trainer
 
 if TYPE_CHECKING:
-    from xorl_lab.samplers.sglang_facts import ServerFacts
+    from xorl_lab.samplers.sglang.facts import ServerFacts
 
 EXACT = "float32"
 ROUNDING = 1e-3

@@ -19,8 +19,8 @@ from xorl_lab.engine.filenames import in_files
 from xorl_lab.engine.versions import WeightsVersion
 from xorl_lab.errors import ConfigError
 from xorl_lab.samplers.base import SampleRequest
-from xorl_lab.samplers.canary import TEXT, TOKENS
 from xorl_lab.samplers.embedded import EmbeddedSampler
+from xorl_lab.samplers.sync.canary import TEXT, TOKENS
 from xorl_lab.types import SamplingParams
 
 GROUP_BYTES = 128 * 2**20

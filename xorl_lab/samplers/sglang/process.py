@@ -1,6 +1,6 @@
 """A process that serves HTTP on a port of this machine, and that ends with this one.
 
-What runs is a supervisor (:mod:`xorl_lab.samplers.supervisor`) and below it the server.  The
+What runs is a supervisor (:mod:`xorl_lab.samplers.sglang.supervisor`) and below it the server.  The
 supervisor has a pipe from this process, so the server ends with it even by ``kill -9``.
 """
 
@@ -22,7 +22,7 @@ from typing import IO, Self
 import psutil
 
 from xorl_lab.errors import ConfigError, SamplerError
-from xorl_lab.samplers import supervisor
+from xorl_lab.samplers.sglang import supervisor
 
 GRACE = 3.0
 """Seconds between asking a server to end and killing it; SGLang itself looks every 5 s."""

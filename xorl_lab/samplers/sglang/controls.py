@@ -15,9 +15,9 @@ import httpx
 
 from xorl_lab.errors import ConfigError, SamplerError
 from xorl_lab.samplers.base import check_prompt
-from xorl_lab.samplers.sglang_facts import INCOMPLETE, ServerFacts, be_healthy, look
-from xorl_lab.samplers.sglang_http import SGLangHTTP
-from xorl_lab.samplers.sglang_weights import adapter_by_value, send_weights
+from xorl_lab.samplers.sglang.connection import SGLangHTTP
+from xorl_lab.samplers.sglang.facts import INCOMPLETE, ServerFacts, be_healthy, look
+from xorl_lab.samplers.sglang.weights import adapter_by_value, send_weights
 
 if TYPE_CHECKING:
     import torch

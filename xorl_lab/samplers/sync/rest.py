@@ -4,7 +4,7 @@ import threading
 import time
 
 from xorl_lab.errors import SamplerError
-from xorl_lab.samplers.sync_parties import Server
+from xorl_lab.samplers.sync.parties import Server
 
 LOOK = 0.05
 """Seconds between looks whether requests have ended."""

@@ -8,10 +8,11 @@ from typing import Self
 
 from xorl_lab.errors import ConfigError, SamplerError
 from xorl_lab.home import home
-from xorl_lab.samplers import sglang_install, sglang_plan
-from xorl_lab.samplers.sglang_install import interpreter
-from xorl_lab.samplers.sglang_models import served
-from xorl_lab.samplers.sglang_process import Progress, ServerProcess, free_port, tell
+from xorl_lab.samplers.sglang import install as sglang_install
+from xorl_lab.samplers.sglang import plan as sglang_plan
+from xorl_lab.samplers.sglang.install import interpreter
+from xorl_lab.samplers.sglang.models import served
+from xorl_lab.samplers.sglang.process import Progress, ServerProcess, free_port, tell
 
 __all__ = ["SGLangServer", "interpreter"]
 
@@ -74,7 +75,7 @@ class SGLangServer(ServerProcess):
             experts: whether chosen experts can be asked for (mixtures of experts alone).
             threads: for arithmetic on a CPU; None = $OMP_NUM_THREADS, else half of the cores.
             cache_tokens: tokens in the cache of keys and values; None = as many as the rule in
-                :mod:`xorl_lab.samplers.sglang_plan` gives.
+                :mod:`xorl_lab.samplers.sglang.plan` gives.
 
         Returns:
             The server, ready.

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xorl_lab.errors import SamplerError
-from xorl_lab.samplers.canary import Canary
+from xorl_lab.samplers.sync.canary import Canary
 
 
 class SyncError(SamplerError):

@@ -1,0 +1,1 @@
+"""Keeping a sampler elsewhere on the weights of a trainer, with proof."""
