@@ -16,12 +16,14 @@ pytestmark = [
 ]
 
 SETUP = """
-import os
+import os, time
 os.environ["XORL_LAB_HOME"] = {home!r}
 import xorl_lab as xl
 lab = xl.Lab({model!r}, rank=4, folder="lab")
 # The rewards of a group differ, and at this rate they still do after thousands of steps.
-def reward(tokens): return sum(t % 7 for t in tokens) / len(tokens)
+def reward(tokens):
+    time.sleep(0.01)  # leaves the processor to the page
+    return sum(t % 7 for t in tokens) / len(tokens)
 settings = dict(steps=100_000, learning_rate=1e-5, preflight=False, save_every=0)
 settings |= dict(max_tokens={tokens}, group_size=4, prompts_per_step=2)
 """
