@@ -208,7 +208,7 @@ def test_sharing_of_prefixes_does_not_matter(tiny, tiny64, monkeypatch, double):
     made = trained(tiny64 if double else tiny, SPEC)
     data = rollouts()
     expected = gradient(made, data, "policy_loss")
-    monkeypatch.setattr(trainer, "pack", lambda s, *, max_row, share: pack(s, share=False))
+    monkeypatch.setattr(trainer, "pack", lambda s, *, max_row, share, experts: pack(s, share=False))
     assert distance(gradient(made, data, "policy_loss"), expected) < (EXACT if double else SINGLE)
 
 

@@ -72,7 +72,10 @@ def drawn(tokens, *, ended):
 
 
 TOKENS = st.lists(st.integers(0, 255), max_size=6)
-SAID = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+# The names of special tokens are those tokens, and no bytes.
+SAID = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter(
+    lambda text: "<|" not in text
+)
 EPISODE = st.lists(st.tuples(TOKENS, st.booleans(), SAID), min_size=1, max_size=4)
 
 

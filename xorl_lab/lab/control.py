@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from xorl_lab import futures
@@ -11,6 +12,8 @@ from xorl_lab.recipes.settings import suggest
 
 POLL = 0.02
 """Seconds between looks at what a step that is to be given up is waiting for."""
+_ON_BEHALF: ContextVar["Control | None"] = ContextVar("the run whose step this is", default=None)
+"""Known to what a step calls in threads of their own, too: reward functions have one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +148,9 @@ class Control:
 
     @property
     def here(self) -> bool:
-        """True on a thread that must not wait for the run's end, which is its own doing."""
-        return threading.get_ident() in (self._thread, self._driver)
+        """True for whoever must not wait for the run's end, as it is its own doing."""
+        mine = threading.get_ident() in (self._thread, self._driver)
+        return mine or _ON_BEHALF.get() is self
 
     @property
     def begun(self) -> int:
@@ -173,6 +177,7 @@ class Control:
                 return False
             changes = self._begin(step)
             self._thread = threading.get_ident()
+        _ON_BEHALF.set(self)
         self._report(changes)
         return True
 
@@ -184,6 +189,7 @@ class Control:
 
     def leave(self) -> None:
         """The step has ended."""
+        _ON_BEHALF.set(None)
         with self._signal:
             self._thread = None
 
