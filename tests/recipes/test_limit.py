@@ -55,6 +55,22 @@ def stubborn():
             pass
 
 
+def swallowing():
+    try:
+        while True:
+            pass
+    except:  # noqa: E722  (which people write)
+        return 0.0
+
+
+def test_a_call_that_catches_everything_leaves_no_thread_behind():
+    call = Limit(SHORT)
+    for _ in range(limit.STUCK + 1):
+        assert call(swallowing).late.startswith("it took longer")
+    until(lambda: not working())
+    assert call(lambda: 4).value == 4
+
+
 class Sleeper:
     """Waits for something that comes when the test is over."""
 

@@ -165,5 +165,7 @@ def test_all_rewards_failed():
         require_some_reward([_group(None), _group(None, None)])
     assert str(caught.value) == (
         "the reward function failed for all 3 completions of this step; the first was 'text', and "
-        "the reason: ValueError: x. Call the function by hand with that completion, and mend it"
+        "the reason: ValueError: x. Call the function by hand with that completion, and mend it; "
+        "where it works by hand: it is called in a thread of its own, or in the run's with "
+        "reward_timeout=None"
     )

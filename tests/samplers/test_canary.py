@@ -53,13 +53,17 @@ def test_half_an_update_is_caught_where_the_noise_is_small(pair, steps, noise, m
 
 
 @given(vectors(3), NOISE)
-def test_what_is_below_three_times_the_noise_is_inconclusive_whatever_the_sampler_says(
-    three, noise
-):
+def test_below_three_times_the_noise_only_other_weights_can_be_told(three, noise):
     sampler, new, previous = three
     found = judge(sampler, new, previous, noise)
-    small = distance(new, previous) < TELLING * max(noise, FLOOR)
-    assert (found.verdict == "inconclusive") == small
+    room = TELLING * max(noise, FLOOR)
+    near = found.gap <= found.change + room
+    assert (found.verdict == "inconclusive") == (found.change < room and near)
+
+
+def test_a_sampler_on_the_base_weights_is_caught_however_small_the_last_update():
+    assert judge([-4.0, -4.0], [-1.0, -2.0], [-1.0, -2.0], 0.05).verdict == "disagrees"
+    assert judge([-1.1, -2.1], [-1.0, -2.0], [-1.0, -2.0], 0.05).verdict == "inconclusive"
 
 
 @given(vectors(3), NOISE)

@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import torch
+
 from xorl_lab.client.remote_sampling import RemoteSource
 from xorl_lab.engine.engine import Engine
 from xorl_lab.engine.versions import WeightsVersion
@@ -114,7 +116,12 @@ class Outside:
             if self._sync is None or self._remote is None:
                 return self._opened()
             if self._resting:
-                self._sync_server().resume_memory()
+                torch.cuda.empty_cache()  # what training has left is the server's again
+                try:
+                    self._sync_server().resume_memory()
+                except SamplerError:
+                    self.close()  # nobody knows what it holds: the next call starts another
+                    raise
                 self._resting = False
             return self._sync, self._remote
 
@@ -128,10 +135,17 @@ class Outside:
                 or self._sync.traffic.under_way
             ):
                 return
-            # A server that is busy after all, or has none to give, keeps what it has.
-            with contextlib.suppress(SamplerError):
-                self._sync_server().release_memory()
-                self._resting = True
+            if not self._sync.lock.acquire(blocking=False):
+                return  # it is being sent weights
+            try:
+                server = self._sync_server()
+                # A server with anything under way refuses to flush, but does not survive a release.
+                with contextlib.suppress(SamplerError):
+                    server.flush_cache(0.0)
+                    server.release_memory()
+                    self._resting = True
+            finally:
+                self._sync.lock.release()
 
     def close(self) -> None:
         """Stop a server that was started for the model, and forget any other."""

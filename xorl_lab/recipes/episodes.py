@@ -5,6 +5,7 @@ environment said; each turn is drawn behind exactly the tokens that precede it, 
 encoded twice.
 """
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -131,6 +132,11 @@ class Episode:
             weights=weights if 0.0 in weights else None,
         )
 
+    def give_up(self) -> None:
+        """Let the environment tidy up, if it is still going on."""
+        if self.score is None:
+            self._end("the step was given up", "abort")
+
     def _end(self, error: str, reason: StopReason = "length") -> None:
         self._stop_reason = reason
         self._close(self._play.end(error))
@@ -187,23 +193,29 @@ def _play(
     limits = Limits(draw.max_turns, draw.client.context_length)
     tokenizer = draw.client.get_tokenizer()
     groups: list[list[Episode]] = []
-    for prompt, params, response in begun:
-        count = range(len(response.sequences))
-        groups.append([Episode(prompt, params, i, environment, tokenizer) for i in count])
-        for episode, sequence in zip(groups[-1], response.sequences, strict=True):
-            episode.hear(sequence, 1, limits)
-    clock.lap("score")
-    for number in range(2, draw.max_turns + 1):
-        live = [e for group in groups for e in group if e.score is None]
-        if not live:
-            break
-        asked = [episode.request(number) for episode in live]
-        tokens, own = [t for t, _ in asked], [p for _, p in asked]
-        answers = rollouts.sample(draw.sampler, tokens, own, 1, draw.record_top)
-        clock.lap("sample")
-        for episode, response in zip(live, answers, strict=True):
-            episode.hear(response.sequences[0], number, limits)
+    try:
+        for prompt, params, response in begun:
+            count = range(len(response.sequences))
+            groups.append([Episode(prompt, params, i, environment, tokenizer) for i in count])
+            for episode, sequence in zip(groups[-1], response.sequences, strict=True):
+                episode.hear(sequence, 1, limits)
         clock.lap("score")
+        for number in range(2, draw.max_turns + 1):
+            live = [e for group in groups for e in group if e.score is None]
+            if not live:
+                break
+            asked = [episode.request(number) for episode in live]
+            tokens, own = [t for t, _ in asked], [p for _, p in asked]
+            answers = rollouts.sample(draw.sampler, tokens, own, 1, draw.record_top)
+            clock.lap("sample")
+            for episode, response in zip(live, answers, strict=True):
+                episode.hear(response.sequences[0], number, limits)
+            clock.lap("score")
+    except BaseException:
+        for episode in (e for group in groups for e in group):
+            with contextlib.suppress(Exception):
+                episode.give_up()
+        raise
     return [[episode.rollout(draw.version) for episode in group] for group in groups]
 
 

@@ -44,6 +44,17 @@ class Evaluation:
         """``held_out:reward`` and ``held_out:accuracy``."""
         return {"held_out:reward": self.reward, "held_out:accuracy": self.accuracy}
 
+    @property
+    def warnings(self) -> list[str]:
+        """What the person at the screen should read: rewards that failed, and why the first did."""
+        errors = [e for g in self.groups if (e := g.rollouts[0].error) is not None]
+        if not errors:
+            return []
+        return [
+            f"{len(errors)} of {len(self.groups)} held-out rewards failed and count as not solved; "
+            f"the first: {errors[0]}"
+        ]
+
 
 def evaluate(  # noqa: PLR0913 (all settings by name, as the recipe has them)
     client: "TrainingClient",

@@ -252,7 +252,9 @@ def _steps(
             )
 
         if examine and (step == settings.steps or _due(step, settings.evaluate_every)):
-            metrics |= examine(sampler=sampler).metrics
+            seen = examine(sampler=sampler)
+            metrics |= seen.metrics
+            warnings += seen.warnings
             clock.lap("evaluate")
         tokens = sum(r.drawn for g in groups for r in g.rollouts)
         metrics |= clock.metrics(tokens) | {"version": float(client.version)}

@@ -27,6 +27,8 @@ STUCK = 8
 """Abandoned calls that may be going on at a time; with one more the whole is given up."""
 GRACE = 0.5
 """Seconds that a loop is given to end."""
+ARRIVAL = 0.1
+"""Seconds for which a thread that is to end waits for what ends it."""
 NAME = "xorl-reward"
 """Of the threads."""
 _OURS = frozenset(Path(__file__).with_name(name) for name in ("limit.py", "environments.py"))
@@ -184,8 +186,16 @@ class _Worker:
                     call.ended.set()
                     cut = self._cut
                 del call
-                while cut:  # what ends this thread is on its way, and is to arrive here
-                    time.sleep(0.001)
+                if cut:
+                    # What ends this thread is on its way and is to arrive here, unless the call
+                    # has caught it.
+                    end = time.monotonic() + ARRIVAL
+                    while time.monotonic() < end:
+                        time.sleep(0.001)
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                        ctypes.c_ulong(threading.get_ident()), None
+                    )
+                    return
         except _CutOff:
             pass
 

@@ -107,7 +107,8 @@ def require_some_reward(groups: Sequence[Group]) -> None:
         raise DataError(
             f"the reward function failed for all {len(rollouts)} completions of this step; the "
             f"first was {first.text!r:.500}, and the reason: {first.error}. Call the function by "
-            "hand with that completion, and mend it"
+            "hand with that completion, and mend it; where it works by hand: it is called in a "
+            "thread of its own, or in the run's with reward_timeout=None"
         )
 
 

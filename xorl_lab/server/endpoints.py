@@ -103,7 +103,8 @@ class Endpoints:
             if not await _healthy(host, body.port):
                 return None, (
                     f"{host}:{body.port} does not answer GET /health within {HEALTH_SECONDS:g} s: "
-                    "start the sampler first"
+                    "start the sampler first, or wake it with POST /continue_generation if it is a "
+                    "SGLang that was left paused"
                 )
             try:
                 facts = await _elsewhere(self._connect, place)
@@ -119,10 +120,10 @@ class Endpoints:
     async def remove(self, host: str, port: int) -> bool:
         """Forget a sampler; its adapters are unloaded.  Returns False if it was not there."""
         place = (host.strip(), port)
-        sync = self._syncs.pop(place, None)
+        known, sync = self._known.pop(place, None), self._syncs.pop(place, None)
         if sync is not None:
             await _elsewhere(sync.close)
-        return self._known.pop(place, None) is not None
+        return known is not None
 
     async def listed(self) -> list[InferenceEndpoint]:
         """The registered samplers, each asked how it is."""
@@ -184,10 +185,15 @@ class Endpoints:
         if self.is_embedded(*place):
             message = f"samples from version {version.number} of {version.model_id!r}"
             return Outcome(place, True, message)
+        sync = self._syncs.get(place)
+        if sync is None:
+            return Outcome(place, False, "it was removed meanwhile")
         try:
-            report = await _elsewhere(send, self._syncs[place])
+            report = await _elsewhere(send, sync)
         except LabError as error:
             return Outcome(place, False, str(error), disagrees=isinstance(error, SyncError))
+        except OSError as error:  # the others' outcomes are not to be lost
+            return Outcome(place, False, f"the weights could not be written ({error})")
         return Outcome(place, True, report.describe(), report)
 
     def _connect(self, place: Place) -> ServerFacts:

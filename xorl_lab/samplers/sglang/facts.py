@@ -9,6 +9,8 @@ import httpx
 from xorl_lab.errors import ConfigError, SamplerError
 from xorl_lab.samplers.sglang.connection import OLDEST, SGLangHTTP
 
+PROBE_SECONDS = 60.0
+"""How long the question for the vocabulary may take."""
 HEALTH_SECONDS = 30.0
 """Longer than the 20 s after which SGLang itself takes its scheduler for dead."""
 INCOMPLETE = "incomplete"
@@ -166,7 +168,8 @@ def _vocab_size(http: SGLangHTTP) -> int:
         "return_logprob": True,
         "token_ids_logprob": [NO_TOKEN],
     }
-    text = http.exchange("POST", "/generate", body, http.timeout).text
+    # A server that was left paused answers no such question at all.
+    text = http.exchange("POST", "/generate", body, min(http.timeout, PROBE_SECONDS)).text
     found = re.search(r"valid range is \[0, (\d+)\)", text)
     if found is None:
         raise http.stranger(f"POST /generate does not say its vocabulary: {text[:120]!r}")

@@ -8,8 +8,9 @@ other kernels), which is measured on weights known to be equal.  Means are over 
     change = mean |new - previous|
     noise  = mean |sampler - trainer| on equal weights
 
-- ``inconclusive``: change < 3 * noise: the update is too small for the text to tell;
-- ``agrees``: gap < 0.1 * change + noise;
+- ``agrees``: gap < 0.1 * change + noise, and change >= 3 * noise;
+- ``inconclusive``: change < 3 * noise: the update is too small for the text to tell; but not where
+  gap > change + 3 * noise, as then the sampler has neither the new nor the previous weights;
 - ``disagrees``: otherwise.
 
 A sampler that has kept the previous weights has a gap of at least change - noise, which is at least
@@ -89,8 +90,10 @@ def judge(
         raise DataError("the trainer's logprobs are not finite, so nothing can be compared")
     if not math.isfinite(gap):
         raise SamplerError("the sampler's logprobs of the canary text are not finite")
-    if change < TELLING * noise:
+    if change < TELLING * noise and gap <= change + TELLING * noise:
         verdict: Verdict = "inconclusive"
+    elif change < TELLING * noise:
+        verdict = "disagrees"
     else:
         verdict = "agrees" if gap < SHARE * change + noise else "disagrees"
     return Canary(verdict, gap, change, noise)

@@ -1,5 +1,6 @@
 """Bringing a server to rest: nothing is under way while its weights are replaced."""
 
+import contextlib
 import threading
 import time
 
@@ -52,17 +53,23 @@ class Traffic:
         end = time.monotonic() + patience
         with self._ended:
             self._ended.wait_for(lambda: self._count <= 0, patience)
-        while True:
-            server.pause("in_place")
-            try:
-                server.flush_cache(0.0)
-            except SamplerError:
-                if time.monotonic() >= end:
-                    break
-            else:
-                return False
-            server.resume()
-            time.sleep(LOOK)
-        server.pause("retract")
-        server.flush_cache()
+        try:
+            while True:
+                server.pause("in_place")
+                try:
+                    server.flush_cache(0.0)
+                except SamplerError:
+                    if time.monotonic() >= end:
+                        break
+                else:
+                    return False
+                server.resume()
+                time.sleep(LOOK)
+            server.pause("retract")
+            server.flush_cache()
+        except BaseException:
+            # Its weights are whole: nobody is to wait for what does not come.
+            with contextlib.suppress(SamplerError):
+                server.resume()
+            raise
         return True

@@ -145,13 +145,14 @@ class WeightSync:
             if name in self._adapters:
                 self._unload(name)
             folder = self._folder / f"{name}-{secrets.token_hex(4)}"
+            again = name in self._names
             try:
                 size = self.trainer.write_adapter(version, folder)
-                self.server.load_adapter(name, folder, again=name in self._names)
+                self._names.add(name)
+                self.server.load_adapter(name, folder, again=again)
             except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
+                self._discard(name, folder)  # it may have been loaded, and the answer lost
                 raise
-            self._names.add(name)
             try:
                 told = self._models.get(version.model_id) or _Told(self.trainer.score(self._base))
                 now = _Told(self.trainer.score(version), told.now)
@@ -277,9 +278,9 @@ class WeightSync:
     def _forget(self) -> None:
         """Nothing that was known of the server holds any more."""
         self._noise = self._held = self._told = self._tag = None
-        for adapter in self._adapters.values():
-            shutil.rmtree(adapter.folder, ignore_errors=True)
-        self._adapters, self._models = {}, {}
+        for name in list(self._adapters):
+            self._unload(name)
+        self._models = {}
 
     @property
     def _base(self) -> WeightsVersion:
