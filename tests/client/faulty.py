@@ -131,12 +131,14 @@ class Faulty:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for connection in list(self._open):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(10)
-            assert not thread.is_alive()
+        end = time.monotonic() + 60
+        while any(thread.is_alive() for thread in self._threads):
+            assert time.monotonic() < end, "a thread of the server does not end"
+            for connection in list(self._open):  # one may have been accepted just now
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+            for thread in list(self._threads):
+                thread.join(0.1)
 
     def count(self, path: str) -> int:
         return [asked for asked, _ in self.asked].count(path)

@@ -182,7 +182,7 @@ def test_failures_of_ours_show_no_insides(api, monkeypatch):
     failed = api.call("optim_step", seq_id=2, adam_params=ADAM)
     assert failed["category"] == "unknown"
     assert "secret" not in json.dumps(failed)
-    monkeypatch.setattr(api.lab.inference, "list", broken)
+    monkeypatch.setattr(api.lab.inference.endpoints, "listed", broken)
     answer = api.http.get("/list_inference_endpoints")
     assert answer.status_code == 500
     assert set(answer.json()) == {"detail"}

@@ -68,7 +68,8 @@ def test_ones_own_client_samples_from_a_server_that_is_registered(live, sglang_s
         client.optim_step(AdamParams(learning_rate=3e-2)).result()
         there = client.save_weights_and_get_sampling_client(inference_base_url=sglang_server.url)
         here = client.save_weights_and_get_sampling_client()
-        got, wanted = (s.sample("Hello", greedy).result() for s in (there, here))
+        prompt = ModelInput.from_ints(list(b"Hello"))
+        got, wanted = (s.sample(prompt, greedy).result() for s in (there, here))
         assert got.tokens == wanted.tokens
         assert_close(got.logprobs, wanted.logprobs, rtol=0, atol=1e-4)
         assert client.remove_inference_endpoint("127.0.0.1", port).result().success
