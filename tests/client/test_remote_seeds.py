@@ -8,12 +8,11 @@ import sys
 
 import pytest
 import requests
-import torch
 
 import xorl_lab as xl
 from tests.seeds.cut import cut, folder, run
+from tests.seeds.outside import roomy
 from tests.server.conftest import Process
-from xorl_lab.engine import tiny
 
 PAGE = "training-loop-patterns.txt"
 BLOCKS = {
@@ -51,12 +50,7 @@ TEXT = [list(f"sample {i}".encode()) for i in range(4)]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """The tiny model as a folder, with room for the 512 tokens that the documents sample."""
-    path = tmp_path_factory.mktemp("model") / "tiny"
-    network = tiny.dense(torch.float32)
-    network.config.max_position_embeddings = 2048
-    network.save_pretrained(path)
-    tiny.byte_tokenizer().save_pretrained(path)
-    return str(path)
+    return roomy(tmp_path_factory.mktemp("model") / "tiny")
 
 
 class Seeds:

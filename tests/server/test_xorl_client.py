@@ -4,7 +4,6 @@ Only the model's name is replaced; the code's free names (data, prompts, number 
 defined beside it.  Ports are those of the documents.
 """
 
-import json
 import os
 import site
 import socket
@@ -13,10 +12,9 @@ import sys
 import venv
 
 import pytest
-import torch
 
 from tests.seeds.cut import folder
-from xorl_lab.engine import tiny
+from tests.seeds.outside import roomy, run_by
 
 pytestmark = pytest.mark.xdist_group("sglang")  # the ports are those of both files
 CLIENT = "xorl-client==0.1.0"
@@ -84,12 +82,7 @@ def client_python(request):
 @pytest.fixture
 def model(tmp_path):
     """The tiny model as a folder, with room for the 512 tokens that the documents sample."""
-    path = tmp_path / "tiny-model"
-    network = tiny.dense(torch.float32)
-    network.config.max_position_embeddings = 2048
-    network.save_pretrained(path)
-    tiny.byte_tokenizer().save_pretrained(path)
-    return str(path)
+    return roomy(tmp_path / "tiny-model")
 
 
 def free(port):
@@ -107,22 +100,10 @@ def test_the_code_of_the_documents_runs_as_it_is(live, tmp_path, model, client_p
     assert sum(code.count(MODEL) for code in blocks.values()) == 7
     if full:
         del blocks["adapters"]
-    plan, found = tmp_path / "plan.json", tmp_path / "found.json"
-    plan.write_text(json.dumps({n: code.replace(MODEL, model) for n, code in blocks.items()}))
+    plan = {name: code.replace(MODEL, model) for name, code in blocks.items()}
     live(model=model, full=full, port=6000, sampler_port=30000)
     runner = os.path.join(os.path.dirname(__file__), "seed_runner.py")
-    variables = {k: v for k, v in os.environ.items() if not k.startswith(("XORL_", "PYTHON"))}
-    done = subprocess.run(
-        [client_python, runner, str(plan), str(found)],
-        env={**variables, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-4000:]
-    check(json.loads(found.read_text()), full=full)
+    check(run_by(client_python, runner, tmp_path, plan, 250), full=full)
 
 
 def near(values):

@@ -4,18 +4,15 @@ The documents' RL loop trains full weights and sends them; their "Save LoRA Weig
 loads an adapter.  Only the model's name is replaced, and the number of steps given.
 """
 
-import json
 import os
-import subprocess
 import sys
 
 import pytest
-import torch
 
 from tests.seeds.cut import folder
+from tests.seeds.outside import roomy, run_by
 from tests.server.test_xorl_client import MODEL, client_python, cut, free
 from tests.sglang import need_sglang
-from xorl_lab.engine import tiny
 from xorl_lab.recipes.tasks import HAPPY
 
 __all__ = ["client_python"]
@@ -44,18 +41,13 @@ def registration(code):
 
 
 @pytest.fixture(scope="module")
-def roomy(tmp_path_factory):
+def model(tmp_path_factory):
     """The tiny model as a folder, with room for the 512 tokens that the documents sample."""
-    path = tmp_path_factory.mktemp("model") / "tiny-model"
-    network = tiny.dense(torch.float32)
-    network.config.max_position_embeddings = 2048
-    network.save_pretrained(path)
-    tiny.byte_tokenizer().save_pretrained(path)
-    return str(path)
+    return roomy(tmp_path_factory.mktemp("model") / "tiny-model")
 
 
 @pytest.fixture(scope="module")
-def sglang(roomy, tmp_path_factory):
+def sglang(model, tmp_path_factory):
     """A real server on the documents' port."""
     need_sglang()
     from xorl_lab.samplers.sglang.server import SGLangServer
@@ -63,27 +55,14 @@ def sglang(roomy, tmp_path_factory):
     assert free(30000), "port 30000, which the documents name, is in use: free it"
     log = tmp_path_factory.mktemp("sglang") / "server.log"
     with SGLangServer.start(
-        roomy, max_rank=32, dtype="float32", device="cpu", port=30000, log=log
+        model, max_rank=32, dtype="float32", device="cpu", port=30000, log=log
     ) as server:
         yield server
 
 
 def run(client_python, tmp_path, plan):
     """What the blocks of a plan find."""
-    places = tmp_path / "plan.json", tmp_path / "found.json"
-    places[0].write_text(json.dumps(plan))
-    variables = {k: v for k, v in os.environ.items() if not k.startswith(("XORL_", "PYTHON"))}
-    done = subprocess.run(
-        [client_python, RUNNER, *map(str, places)],
-        env={**variables, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=1500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-4000:]
-    return json.loads(places[1].read_text())
+    return run_by(client_python, RUNNER, tmp_path, plan, 1500)
 
 
 def near(values):
@@ -91,14 +70,14 @@ def near(values):
 
 
 def test_the_rl_loop_trains_full_weights_and_sends_them(
-    live, tmp_path, sglang, roomy, client_python
+    live, tmp_path, sglang, model, client_python
 ):
     folder()
     assert free(6000), "port 6000, which the documents name, is in use: free it"
     code = cut(folder(), "rl")
     assert code.count(MODEL) == 1
-    live(model=roomy, full=True, port=6000, sampler_port=0)
-    rl = run(client_python, tmp_path, {"rl": code.replace(MODEL, roomy)})["rl"]
+    live(model=model, full=True, port=6000, sampler_port=0)
+    rl = run(client_python, tmp_path, {"rl": code.replace(MODEL, model)})["rl"]
     assert rl["steps"] == 2
     # The first rollouts come from the weights that the server was started with, the second from
     # those that were sent behind the first step; behind the second it has the third.
@@ -121,12 +100,12 @@ def test_the_rl_loop_trains_full_weights_and_sends_them(
     assert again["sync"]["bytes"] == 0
 
 
-def test_a_saved_adapter_is_loaded_there(live, tmp_path, sglang, roomy, client_python):
+def test_a_saved_adapter_is_loaded_there(live, tmp_path, sglang, model, client_python):
     assert free(6000), "port 6000, which the documents name, is in use: free it"
     documents = folder()
-    blocks = {name: cut(documents, name).replace(MODEL, roomy) for name in ("sft", "sampler")}
+    blocks = {name: cut(documents, name).replace(MODEL, model) for name in ("sft", "sampler")}
     blocks["register"] = registration(cut(documents, "rl"))
-    live(model=roomy, full=False, port=6000, sampler_port=0)
+    live(model=model, full=False, port=6000, sampler_port=0)
     found = run(client_python, tmp_path, blocks)["sampler"]
     assert found["steps"] == 2
     assert found["tokens"] == found["logprobs"] > 0

@@ -204,8 +204,7 @@ class Endpoints:
             self._folder = Path(tempfile.mkdtemp(prefix="xorl-lab-adapters-"))
         sync = self._syncs.get(place)
         if sync is None:
-            name = f"[{host}]" if ":" in host else host
-            sync = WeightSync(SGLang(f"http://{name}:{port}"), trainer, self._folder)
+            sync = WeightSync(SGLang(_url(host, port)), trainer, self._folder)
         vocab_size = trainer.vocab_size
         try:
             facts = sync.server.require(vocab_size=vocab_size, model=trainer.name, rank=None)
@@ -222,12 +221,15 @@ async def _elsewhere(run: Callable[..., Any], *arguments: Any) -> Any:  # noqa: 
     return await asyncio.get_running_loop().run_in_executor(None, partial(run, *arguments))
 
 
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 async def _healthy(host: str, port: int) -> bool:
     """Ask a server for ``/health``; no proxies, no redirects, no patience."""
-    name = f"[{host}]" if ":" in host else host
     try:
         async with httpx.AsyncClient(timeout=HEALTH_SECONDS, trust_env=False) as client:
-            response = await client.get(f"http://{name}:{port}/health")
+            response = await client.get(f"{_url(host, port)}/health")
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError):
         return False
     return response.status_code == 200

@@ -90,10 +90,9 @@ def judge(
         raise DataError("the trainer's logprobs are not finite, so nothing can be compared")
     if not math.isfinite(gap):
         raise SamplerError("the sampler's logprobs of the canary text are not finite")
-    if change < TELLING * noise and gap <= change + TELLING * noise:
-        verdict: Verdict = "inconclusive"
-    elif change < TELLING * noise:
-        verdict = "disagrees"
+    verdict: Verdict
+    if change < TELLING * noise:
+        verdict = "inconclusive" if gap <= change + TELLING * noise else "disagrees"
     else:
         verdict = "agrees" if gap < SHARE * change + noise else "disagrees"
     return Canary(verdict, gap, change, noise)
