@@ -13,7 +13,7 @@ SKIPPED = (
     "image/svg+xml",
     "stderr",
 )
-NEED_SGLANG = ("05_sglang.ipynb",)
+NEED_SGLANG = ("14_sglang.ipynb",)
 LEFT_OUT: list[str] = []
 
 

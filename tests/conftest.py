@@ -12,10 +12,10 @@ import pytest
 from hypothesis import settings
 from xdist.remote import Producer
 
-from tests.sglang import sglang_server
+from tests.sglang import sglang_server, still_served
 from tests.workers import Division, keep_together
 
-__all__ = ["a_second", "empty_home", "root", "sglang_server"]
+__all__ = ["a_second", "empty_home", "root", "sglang_server", "still_served"]
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("repeatable")

@@ -34,3 +34,12 @@ def sglang_server(tmp_path_factory):
     settings = {"dtype": "float32", "device": "cpu", "max_rank": 32, "log": log}
     with SGLangServer.start("tiny", **settings, progress=None) as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def still_served(request):
+    """Say why, where the server that all tests share has ended in an earlier one."""
+    if "sglang_server" in request.fixturenames:
+        server = request.getfixturevalue("sglang_server")
+        if not server.alive:
+            pytest.fail(f"it ended in an earlier test: {server}\n{server.tail(100)}", pytrace=False)

@@ -223,6 +223,9 @@ def _requests(connection: socket.socket) -> Iterator[tuple[str, dict, dict]]:
         named = {name.lower(): value for name, value in pairs}
         length = int(named.get(b"content-length", 0))
         while len(held) < length:
-            held += connection.recv(65536)
+            more = connection.recv(65536)
+            if not more:
+                return
+            held += more
         body, held = held[:length], held[length:]
         yield first.split()[1].decode(), named, json.loads(body) if body else {}

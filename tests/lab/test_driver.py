@@ -1,6 +1,5 @@
 """Pause, step, stop, and Ctrl-C, while steps are taken."""
 
-import os
 import signal
 import threading
 import time
@@ -29,7 +28,22 @@ LONG = 100_000
 
 
 def interrupt():
-    os.kill(os.getpid(), signal.SIGINT)
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+def interrupt_until(seen):
+    """Press Ctrl-C until it has been seen.
+
+    A signal that comes just before the main thread begins to wait is acted upon by Python only when
+    that wait ends.
+    """
+    end = time.monotonic() + 20
+    while not seen():
+        assert time.monotonic() < end, "no interrupt was seen"
+        interrupt()
+        pause = time.monotonic() + 0.5
+        while not seen() and time.monotonic() < pause:
+            time.sleep(0.005)
 
 
 def slowed(monkeypatch, owner, name, reached, seconds=0.05, after=3):
@@ -187,9 +201,8 @@ def test_a_second_ctrl_c_raises_and_the_run_can_still_go_on(lab):
         seen.append(completion)
         if len(seen) == 20:
             (run,) = active.others(lab._store.path)
-            interrupt()
             # Two signals that are sent before the first one is seen count as one.
-            until(lambda: run.live.control.stopping)
+            interrupt_until(lambda: run.live.control.stopping)
             interrupt()
         return share(completion, wanted)
 
@@ -207,7 +220,6 @@ def test_a_second_ctrl_c_raises_and_the_run_can_still_go_on(lab):
 def test_a_second_ctrl_c_with_an_update_in_the_queue_never_saves_half_a_step(lab, monkeypatch):
     """The update lands after the exception was raised: the weights are not those of a step."""
     backward, raising = Trained.forward_backward, signal.default_int_handler
-    main = threading.main_thread().ident
     raised = threading.Event()
     calls = 0
 
@@ -216,11 +228,9 @@ def test_a_second_ctrl_c_with_an_update_in_the_queue_never_saves_half_a_step(lab
         calls += 1
         if calls == 3:
             (run,) = active.others(lab._store.path)
-            signal.pthread_kill(main, signal.SIGINT)
             # Two signals that are sent before the first one is seen count as one.
-            until(lambda: run.live.control.stopping)
-            signal.pthread_kill(main, signal.SIGINT)
-            assert raised.wait(20)
+            interrupt_until(lambda: run.live.control.stopping)
+            interrupt_until(raised.is_set)
             time.sleep(0.1)
         return backward(self, *args)
 
