@@ -75,9 +75,8 @@ def _equal(answer: object, expected: object, within: float) -> bool:
     if isinstance(expected, bool):
         return answer is expected
     if isinstance(expected, Sequence):
-        pairs = zip(
-            cast("Sequence[object]", answer), cast("Sequence[object]", expected), strict=True
-        )
+        several = cast("Sequence[object]", answer)
+        pairs = zip(several, expected, strict=True)
         return all(_equal(one, other, within) for one, other in pairs)
     if isinstance(answer, bool | str):
         return False
