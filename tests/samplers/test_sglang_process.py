@@ -118,7 +118,8 @@ def test_one_that_does_not_listen_to_asking_is_killed(tmp_path):
     assert "ended with status 137" in repr(server)
 
 
-def test_several_at_a_time(tmp_path):
+def test_several_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(sglang_process, "RUNNING", set())  # without the one that tests share
     first, second = standin("healthy", tmp_path / "a"), standin("healthy", tmp_path / "b")
     assert first.url != second.url
     first.stop()
