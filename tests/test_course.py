@@ -5,9 +5,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from xorl_lab.cli import app, course
+from xorl_lab.cli import app, course, formulas
 from xorl_lab.errors import ConfigError
 
 
@@ -21,7 +22,15 @@ def run(*arguments: str | Path) -> str:
 def one(tmp_path, monkeypatch):
     """A course of one notebook, with text of a model in it that means harm."""
     cells = [
-        nbformat.v4.new_markdown_cell("# A *title*\n\nWhat it is about, [see](02_next.ipynb)."),
+        nbformat.v4.new_markdown_cell(
+            "# A *title*\n\nWhat $x^2$ is about, [see](02_next.ipynb).\n\n"
+            "| what | $a<b$ |\n|---|---|\n| a cell | $\\frac{a}{b}$ |\n\n"
+            "$$L = \\sum_{k=1}^{K} g_k\n\\qquad (K > 0)$$\n\nNot a formula: `$x$`, 5 \\$."
+        ),
+        nbformat.v4.new_markdown_cell(
+            "<details><summary>Solution</summary>\n\n```python\nanswer = 0.25\n```\n\n"
+            "Why: $\\alpha$ is one.\n</details>"
+        ),
         nbformat.v4.new_code_cell(
             "figure",
             outputs=[
@@ -86,7 +95,58 @@ def test_pages_escape_text_and_leave_widgets_to_their_pictures(one, tmp_path):
     assert page.count("</script>") == 2  # what loads plotly, and what draws the figure
     assert 'href="02_next.html"' in page
     index = (tmp_path / "pages" / "index.html").read_text()
-    assert "What it is about, see." in index
+    assert 'is about, <a href="02_next.html">see</a>.' in index
+
+
+def formulas_of(page: str) -> list[str]:
+    return re.findall(r"<math.*?</math>", page, re.DOTALL)
+
+
+def untranslated(page: str) -> list[str]:
+    """LaTeX that is still there, in a formula or in its place."""
+    left = [c for one in formulas_of(page) for c in re.findall(r">(\\\w+|&amp;)<", one)]
+    return left + re.findall(r"<code>(\\[a-z][^<]*)</code>", page)
+
+
+def test_formulas_need_no_script(one, tmp_path):
+    run(tmp_path / "pages", "--html")
+    page = (tmp_path / "pages" / "01_one.html").read_text()
+    inline, less, fraction, block, letter = formulas_of(page)
+    assert 'display="block"' in block
+    assert not any('display="block"' in each for each in (inline, less, fraction, letter))
+    assert "<mo>&lt;</mo>" in less
+    assert "<mfrac>" in fraction
+    assert "∑" in block
+    assert "α" in letter
+    assert "<code>$x$</code>" in page
+    assert untranslated(page) == []
+    assert "$" not in re.sub(r"<style>.*?</style>|<script>.*?</script>", "", page).replace(
+        "<code>$x$</code>, 5 $.", ""
+    )
+    assert len(formulas_of((tmp_path / "pages" / "index.html").read_text())) == 1
+
+
+@pytest.mark.parametrize(
+    ("formula", "there"),
+    [
+        (r"\begin{aligned} a &= b \\ c &= d \end{aligned}", "<mtable"),
+        (r"\begin{cases} a & x > 0 \\ b & \text{otherwise} \end{cases}", "otherwise"),
+        (r"x \sim p", "<mo>∼</mo>"),
+        (r"\text{<b>&}", "&lt;b&gt;&amp;"),
+        (r"<\frac{", r"<code>&lt;\frac{</code>"),
+    ],
+)
+def test_formulas_are_read_or_shown_as_they_are(formula, there):
+    assert there in formulas.mathml(formula)
+    assert formulas.mathml(formula, block=True) != formulas.mathml(formula) or "<code>" in there
+
+
+def test_what_renders_formulas_is_asked_for(one, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        course.importlib.util, "find_spec", lambda name: None if name == "latex2mathml" else name
+    )
+    with pytest.raises(ConfigError, match="latex2mathml is not installed"):
+        course.gallery(tmp_path / "pages", Console())
 
 
 def test_the_real_course_becomes_pages_that_need_no_network(root, tmp_path):
@@ -98,9 +158,12 @@ def test_the_real_course_becomes_pages_that_need_no_network(root, tmp_path):
             r'<(?:script|link|img|iframe)[^>]*(?:src|href)="([^"]+)"', path.read_text()
         )
         assert set(loaded) <= {course.SCRIPT} | {s for s in loaded if s.startswith("data:")}, path
+        assert untranslated(path.read_text()) == [], path
+        for target in re.findall(r'href="(?!https?:|#|data:)([^"#]+)', path.read_text()):
+            assert (tmp_path / target).exists(), f"{path.name}: {target}"
 
 
-def test_a_page_draws_its_charts_offline(one, tmp_path):
+def test_a_page_is_whole_offline(one, tmp_path):
     pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     from tests.widgets import jupyter
 
@@ -112,3 +175,13 @@ def test_a_page_draws_its_charts_offline(one, tmp_path):
         page.goto((tmp_path / "pages" / "01_one.html").as_uri())
         page.wait_for_selector(".js-plotly-plot .trace")
         assert page.locator("#harm").count() == 0
+        drawn = page.locator("mfrac").bounding_box()
+        row = page.locator("mfrac mrow, mfrac mi").first.bounding_box()
+        assert drawn is not None
+        assert row is not None
+        assert drawn["height"] > 1.6 * row["height"]  # two stories
+        solution = page.get_by_text("answer = 0.25")
+        assert not solution.is_visible()
+        page.get_by_text("Solution").click()
+        assert solution.is_visible()
+        assert page.locator("details math").is_visible()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 
+from xorl_lab.cli import formulas
 from xorl_lab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,27 +18,33 @@ if TYPE_CHECKING:
 
 PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
+DARK = "github-dark"
+"""Colours of code on a dark page."""
 SCRIPT = "plotly.min.js"
 """Written once beside the pages."""
 STYLE = """
 :root { color-scheme: light dark; --ink: #1f2328; --paper: #fff; --soft: #f6f8fa; --line: #d0d7de; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6edf3; --paper: #0d1117; --soft: #161b22; --line: #30363d; }
-  .highlight, .output_html, .js-plotly-plot { background: #fff; }
-  .highlight, .output_html { color: #1f2328; }
+  .output_html, .js-plotly-plot { background: #fff; }
+  .output_html { color: #1f2328; }
 }
 body { max-width: 58rem; margin: 2rem auto; padding: 0 1rem; background: var(--paper);
   color: var(--ink); font: 16px/1.6 system-ui, sans-serif; }
 a { color: inherit; }
 pre { overflow-x: auto; font-size: 14px; line-height: 1.45; margin: 0; white-space: pre-wrap; }
 .highlight, .output_area { padding: .6rem .8rem; border-radius: 6px; }
-.highlight { background: #f6f8fa; border: 1px solid var(--line); }
+.highlight { background: var(--soft) !important; border: 1px solid var(--line); }
 .output_area { overflow-x: auto; }
 .prompt, .anchor-link { display: none; }
 table { border-collapse: collapse; font-size: 14px; }
 td, th { padding: .2rem .6rem; border-bottom: 1px solid var(--line); text-align: left; }
 img { max-width: 100%; }
 li { margin-bottom: .7rem; }
+math { font-size: 1.1em; }
+math[display="block"] { margin: .8rem 0; padding: .2rem 0; overflow-x: auto; overflow-y: hidden; }
+summary { cursor: pointer; }
+details { padding: .4rem .8rem; border-left: 4px solid var(--line); }
 """
 
 
@@ -90,10 +97,11 @@ def gallery(target: Path, console: Console) -> None:
         console: told where the first page lies.
 
     Raises:
-        ConfigError: the folder cannot be written, or nbconvert is not installed.
+        ConfigError: the folder cannot be written, or what renders pages is not installed.
     """
-    if importlib.util.find_spec("nbconvert") is None:
-        raise ConfigError("nbconvert is not installed: pip install 'xorl-lab[notebook]'")
+    for needed in ("nbconvert", "latex2mathml"):
+        if importlib.util.find_spec(needed) is None:
+            raise ConfigError(f"{needed} is not installed: pip install 'xorl-lab[notebook]'")
     import nbformat  # noqa: PLC0415 (not everybody has it)
     from plotly.offline import get_plotlyjs  # noqa: PLC0415 (4 MB of text)
 
@@ -108,7 +116,7 @@ def gallery(target: Path, console: Console) -> None:
         (target / f"{source.stem}.html").write_text(_page(title, links + body), encoding="utf-8")
         entries.append(
             f'<li><a href="{html.escape(source.stem)}.html"><b>{html.escape(title)}</b></a><br>'
-            f"{html.escape(opening)}</li>"
+            f"{_linked(formulas.markdown(opening))}</li>"
         )
     index = f"<h1>The course of xorl_lab</h1><ol>{''.join(entries)}</ol>"
     (target / "index.html").write_text(_page("The course of xorl_lab", index), encoding="utf-8")
@@ -125,21 +133,16 @@ def _made(target: Path) -> None:
 
 
 def _opening(notebook: "NotebookNode") -> tuple[str, str]:
-    """Heading and first paragraph."""
+    """The heading as text, and the first paragraph as it was written."""
     text = next((str(c.source) for c in notebook.cells if c.cell_type == "markdown"), "")
     heading, _, rest = text.partition("\n")
     paragraphs = [p.strip() for p in rest.split("\n\n") if p.strip()]
-    title, opening = (
-        re.sub(r"[*`]|\[([^\]]*)\]\([^)]*\)", r"\1", part)
-        for part in (heading.lstrip("# "), paragraphs[0] if paragraphs else "")
-    )
-    return title.strip() or "Untitled", opening
+    title = re.sub(r"[*`$]|\[([^\]]*)\]\([^)]*\)", r"\1", heading.lstrip("# "))
+    return title.strip() or "Untitled", paragraphs[0] if paragraphs else ""
 
 
 def _body(notebook: "NotebookNode") -> str:
-    """The cells as HTML, without head, style and scripts of somebody else."""
-    from nbconvert import HTMLExporter  # noqa: PLC0415 (not everybody has it)
-
+    """The cells as HTML."""
     count = 0
     for cell in notebook.cells:
         kept: list[Any] = []
@@ -153,8 +156,13 @@ def _body(notebook: "NotebookNode") -> str:
             kept.append(output)
         if "outputs" in cell:
             cell["outputs"] = kept
-    body, _ = HTMLExporter(template_name="basic").from_notebook_node(notebook)
-    return re.sub(r'href="([\w-]+)\.ipynb"', r'href="\1.html"', str(body))
+    body, _ = formulas.exporter().from_notebook_node(notebook)
+    return _linked(str(body))
+
+
+def _linked(page: str) -> str:
+    """Links between notebooks as links between pages."""
+    return re.sub(r'href="([\w-]+)\.ipynb(#[^"]*)?"', r'href="\1.html\2"', page)
 
 
 def _chart(name: str, figure: dict[str, Any]) -> str:
@@ -171,7 +179,10 @@ def _chart(name: str, figure: dict[str, Any]) -> str:
 def _page(title: str, body: str) -> str:
     from pygments.formatters import HtmlFormatter  # noqa: PLC0415 (comes with nbconvert)
 
-    colours = HtmlFormatter().get_style_defs(".highlight")
+    colours = HtmlFormatter().get_style_defs(".highlight") + (
+        "@media (prefers-color-scheme: dark) {"
+        f"{HtmlFormatter(style=DARK).get_style_defs('.highlight')}}}"
+    )
     script = f'<script src="{SCRIPT}"></script>' if "Plotly.newPlot" in body else ""
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
