@@ -34,7 +34,7 @@ mkdirSync(target, { recursive: true });
 const entry = (name) => join(here, "src", `${name}.js`);
 await build({
   ...shared,
-  entryPoints: [entry("dashboard"), entry("controls"), entry("inspector"), entry("shelf")],
+  entryPoints: [entry("dashboard"), entry("controls"), entry("explorer"), entry("inspector"), entry("shelf")],
   outdir: target,
   format: "esm",
   banner: { js: notice },

@@ -30,7 +30,7 @@ from xorl_lab.types import (
 if TYPE_CHECKING:
     from xorl_lab import losses
     from xorl_lab.client import SamplingClient, ServiceClient, TrainingClient
-    from xorl_lab.lab import Lab, Run, Track
+    from xorl_lab.lab import Lab, Run, Track, explore_losses, loss_curve
 
 __version__ = "0.1.0"
 
@@ -55,6 +55,8 @@ __all__ = [
     "TrainingClient",
     "__version__",
     "errors",
+    "explore_losses",
+    "loss_curve",
     "losses",
     "types",
 ]
@@ -69,7 +71,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 _LAZY_MODULES = frozenset({"losses"})
 _LAZY_NAMES = {
     **dict.fromkeys(("SamplingClient", "ServiceClient", "TrainingClient"), "xorl_lab.client"),
-    **dict.fromkeys(("Lab", "Run", "Track"), "xorl_lab.lab"),
+    **dict.fromkeys(("Lab", "Run", "Track", "explore_losses", "loss_curve"), "xorl_lab.lab"),
 }
 
 

@@ -29,6 +29,8 @@ PUBLIC = [
     "TrainingClient",
     "__version__",
     "errors",
+    "explore_losses",
+    "loss_curve",
     "losses",
     "types",
 ]

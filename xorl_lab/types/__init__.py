@@ -3,7 +3,12 @@
 Names, fields and defaults are those of xorl_client 0.1.0 and pytrio 0.2.9 where these have them.
 """
 
-from xorl_lab.types.commands import CheckpointCommands, InspectorCommands, RunCommands
+from xorl_lab.types.commands import (
+    CheckpointCommands,
+    InspectorCommands,
+    LossCommands,
+    RunCommands,
+)
 from xorl_lab.types.data import Datum, ModelInput, TensorData
 from xorl_lab.types.params import AdamParams, LoraRunSpec, SamplingParams
 from xorl_lab.types.records import Alternatives, Group, Rollout, StepRecord
@@ -27,6 +32,7 @@ __all__ = [
     "Group",
     "InspectorCommands",
     "LoraRunSpec",
+    "LossCommands",
     "LossFnOutput",
     "ModelInput",
     "OptimStepResponse",

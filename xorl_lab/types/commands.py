@@ -123,3 +123,39 @@ class CheckpointCommands(Protocol):
     def export(self, checkpoint: str, folder: str, form: str) -> str:
         """Write it as ``peft`` adapter or ``merged`` Hugging Face model; the path."""
         ...
+
+
+class LossCommands(Protocol):
+    """What an explorer of losses may ask.  Calls take milliseconds; any thread may make them."""
+
+    def forms(self) -> Sequence[Mapping[str, Any]]:
+        """The losses and what each can be told, as JSON values.
+
+        Per loss ``name``, ``about`` (one line), ``formula`` (text) and ``params``: of each
+        ``name``, ``kind`` (``number``, ``flag`` or ``choice``), ``default``, and of a number
+        ``low``, ``high``, ``step`` (of its slider; more may be valid) and ``on`` (the value with
+        which it is switched on, None if it cannot be off), of a choice ``choices``.
+        """
+        ...
+
+    def curve(
+        self, loss: str, params: Mapping[str, Any], token: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """One token under a loss, at every ratio and at one, as JSON values.
+
+        Args:
+            loss: its name.
+            params: of the loss; those left out have their defaults.
+            token: ``ratio``, ``advantage``, ``old_logprob``, ``rollout_gap``, ``ref_gap`` (nats),
+                each optional.
+
+        Returns:
+            ``loss``, ``params`` and ``token``, filled in; ``needs``: names of its inputs;
+            ``ratios``, ``values``, ``gradients``: the curve; ``regions``: a list of ``kind``
+            (``clipped`` or ``masked``), ``low`` and ``high`` (ratios); ``mark``: value, gradient
+            and terms at the token's ratio; ``metrics``: of a batch of this token alone.
+
+        Raises:
+            LabError: something is out of its range, in words.
+        """
+        ...

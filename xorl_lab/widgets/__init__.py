@@ -4,6 +4,7 @@ What a view *does* it asks of a :class:`~xorl_lab.types.RunCommands` that its ma
 """
 
 from xorl_lab.widgets.dashboard import Dashboard
+from xorl_lab.widgets.explorer import LossExplorer
 from xorl_lab.widgets.export import export_html
 from xorl_lab.widgets.fallback import fallback_html
 from xorl_lab.widgets.figure import figure
@@ -14,6 +15,7 @@ from xorl_lab.widgets.view import RunView
 __all__ = [
     "CheckpointBrowser",
     "Dashboard",
+    "LossExplorer",
     "RolloutInspector",
     "RunView",
     "export_html",
