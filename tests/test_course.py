@@ -129,7 +129,7 @@ def test_formulas_need_no_script(one, tmp_path):
 @pytest.mark.parametrize(
     ("formula", "there"),
     [
-        (r"\begin{aligned} a &= b \\ c &= d \end{aligned}", "<mtable"),
+        (r"\begin{aligned} a &= b \\ c &= d \end{aligned}", "text-align: left; padding-left: 0"),
         (r"\begin{cases} a & x > 0 \\ b & \text{otherwise} \end{cases}", "otherwise"),
         (r"x \sim p", "<mo>∼</mo>"),
         (r"\text{<b>&}", "&lt;b&gt;&amp;"),

@@ -40,12 +40,28 @@ def mathml(formula: str, *, block: bool = False) -> str:
         root = convert_to_element(text, display="block" if block else "inline")
     except Exception:  # noqa: BLE001 (whatever it is, the reader is to see the formula)
         return f"<code>{html.escape(formula.strip())}</code>"
+    _align(root)
     for element in root.iter():
         # It writes signs as references, which would be escaped once more.
         element.text = html.unescape(element.text) if element.text else element.text
         if element.tag == "mi" and element.text in RELATIONS:
             element.tag, element.text = "mo", RELATIONS[element.text]
     return ElementTree.tostring(root, encoding="unicode")
+
+
+def _align(root: ElementTree.Element) -> None:
+    """Say by style how columns are aligned: browsers do not know the attribute any more."""
+    for cells in root.iter("mtr"):
+        before = None
+        for cell in cells:
+            side = cell.attrib.pop("columnalign", None)
+            if side is not None:
+                style = f"text-align: {side}"
+                # The two sides of a sign of equality belong together.
+                style += "; padding-right: 0" if side == "right" else ""
+                style += "; padding-left: 0" if before == "right" else ""
+                cell.set("style", style)
+            before = side
 
 
 @cache
