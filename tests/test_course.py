@@ -132,6 +132,7 @@ def test_formulas_need_no_script(one, tmp_path):
         (r"\begin{aligned} a &= b \\ c &= d \end{aligned}", "text-align: left; padding-left: 0"),
         (r"\begin{cases} a & x > 0 \\ b & \text{otherwise} \end{cases}", "otherwise"),
         (r"x \sim p", "<mo>∼</mo>"),
+        (r"\log x", '<mi style="padding-right: .17em">log</mi>'),
         (r"\text{<b>&}", "&lt;b&gt;&amp;"),
         (r"<\frac{", r"<code>&lt;\frac{</code>"),
     ],

@@ -46,6 +46,8 @@ def mathml(formula: str, *, block: bool = False) -> str:
         element.text = html.unescape(element.text) if element.text else element.text
         if element.tag == "mi" and element.text in RELATIONS:
             element.tag, element.text = "mo", RELATIONS[element.text]
+        elif element.tag == "mi" and len(element.text or "") > 1:
+            element.set("style", "padding-right: .17em")  # log x
     return ElementTree.tostring(root, encoding="unicode")
 
 
