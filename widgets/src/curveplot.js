@@ -1,5 +1,6 @@
 // One plot of the explorer of losses: a curve over the ratio, drawn as SVG with the page's colours.
 
+import { nearest } from "./data.js";
 import { h, number, tick } from "./looks.js";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -62,6 +63,23 @@ export function path(xs, ys) {
   return parts.join("");
 }
 
+/**
+ * The widest part of a region that lies under no other kind, where its name is written.
+ * @param {import("./explorer.js").Region} region @param {import("./explorer.js").Region[]} others
+ */
+export function uncovered(region, others) {
+  if (region.kind === "masked") return [region.low, region.high];
+  const masks = others.filter(({ kind }) => kind === "masked").sort((a, b) => a.low - b.low);
+  let best = [region.low, region.low];
+  let from = region.low;
+  for (const { low, high } of [...masks, { low: region.high, high: region.high }]) {
+    const to = Math.min(Math.max(low, from), region.high);
+    if (to / from > best[1] / best[0]) best = [from, to];
+    from = Math.min(region.high, Math.max(from, high));
+  }
+  return best;
+}
+
 export class CurvePlot {
   /**
    * @param {{title: string, column: "values" | "gradients", mark: "value" | "gradient", look: number}} what
@@ -110,6 +128,7 @@ export class CurvePlot {
     this._svg.replaceChildren(
       this._patterns(),
       ...curve.regions.flatMap((region) => this._region(region, x, floor)),
+      ...curve.regions.flatMap((region) => this._word(region, curve, { x, y, floor })),
       ...this._axes({ x, y, low, high, first, last, width, floor }),
       s("text", { x: 2, y: 12, class: "xl-title" }, title),
       ...(kept ? [s("path", { d: line(shown, kept.ratios), class: "xl-kept" })] : []),
@@ -127,12 +146,18 @@ export class CurvePlot {
 
   _region(region, x, floor) {
     const [from, to] = [x(region.low), x(region.high)];
-    const masked = region.kind === "masked";
     const wide = Math.max(1, to - from);
     const box = { x: from.toFixed(1), y: ROOM.top, width: wide.toFixed(1), height: floor - ROOM.top };
-    const parts = [s("rect", { ...box, class: `xl-region xl-of-${region.kind}`, "data-low": region.low, "data-high": region.high }), s("rect", { ...box, fill: `url(#${this._id}-${region.kind})` })];
-    if (wide > 44) parts.push(s("text", { x: (from + to) / 2, y: floor - (masked ? 16 : 4), class: "xl-word" }, region.kind));
-    return parts;
+    return [s("rect", { ...box, class: `xl-region xl-of-${region.kind}`, "data-low": region.low, "data-high": region.high }), s("rect", { ...box, fill: `url(#${this._id}-${region.kind})` })];
+  }
+
+  /** The name of a region, on the side that the curve leaves free. */
+  _word(region, curve, { x, y, floor }) {
+    const [low, high] = uncovered(region, curve.regions);
+    if (x(high) - x(low) < 44) return [];
+    const value = curve[this.what.column][nearest(curve.ratios, Math.sqrt(low * high))];
+    const above = value === null || y(value) > (ROOM.top + floor) / 2;
+    return [s("text", { x: (x(low) + x(high)) / 2, y: above ? ROOM.top + 12 : floor - 5, class: "xl-word" }, region.kind)];
   }
 
   _axes({ x, y, low, high, first, last, width, floor }) {

@@ -1,5 +1,5 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
-import { extent, path, ticks } from "../src/curveplot.js";
+import { extent, path, ticks, uncovered } from "../src/curveplot.js";
 import makeExplorer from "../src/explorer.js";
 import { FakeModel, fakeLayout } from "./support.js";
 
@@ -30,6 +30,16 @@ describe("the drawing", () => {
     expect(low).toBeLessThan(0);
     expect(high).toBeGreaterThan(2);
     expect(extent([0, 0])).toEqual([-1, 1]);
+  });
+
+  it("writes the name of a region where no other lies", () => {
+    const clipped = { kind: "clipped", low: 1, high: 8 };
+    const mask = (low, high) => ({ kind: "masked", low, high });
+    expect(uncovered(clipped, [clipped])).toEqual([1, 8]);
+    expect(uncovered(clipped, [mask(4, 8)])).toEqual([1, 4]);
+    expect(uncovered(clipped, [mask(0.1, 2), mask(7, 9)])).toEqual([2, 7]);
+    expect(uncovered(clipped, [mask(0.1, 9)])).toEqual([1, 1]);
+    expect(uncovered(mask(2, 3), [clipped])).toEqual([2, 3]);
   });
 
   it("leaves a gap where there is no number", () => {
