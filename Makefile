@@ -63,7 +63,7 @@ lab: $(STAMP) ## Open the notebooks in JupyterLab.
 
 # CI alone installs SGLang by itself; elsewhere tests that need one are skipped where it is not there.
 test: check model front chromium $(if $(filter true,$(CI)),sglang) ## All that CI runs.
-	$(ONE_THREAD) $(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadgroup $(TESTS)
+	$(ONE_THREAD) $(BIN)/pytest -m "not slow" -n $(WORKERS) $(TESTS)
 	@if compgen -G 'notebooks/*.ipynb' >/dev/null; then \
 	  $(ONE_THREAD) $(BIN)/pytest --nbval --nbval-sanitize-with notebooks/sanitize.cfg \
 	    -n $(WORKERS) --dist loadfile notebooks/; fi

@@ -13,17 +13,12 @@ from hypothesis import settings
 from xdist.remote import Producer
 
 from tests.sglang import sglang_server, still_served
-from tests.workers import Division, keep_together
+from tests.workers import Division
 
 __all__ = ["a_second", "empty_home", "root", "sglang_server", "still_served"]
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("repeatable")
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    keep_together(items)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Division:
