@@ -239,15 +239,15 @@ for run in store.runs():
 
 @pytest.mark.parametrize("times", [8, pytest.param(30, marks=pytest.mark.slow)])
 def test_running_a_cell_again_frees_the_old_view(open_notebook, server, times):
-    runs.finished(server.work / "again", 20, name="shown")
+    runs.finished(server.work / f"again-{times}", 20, name="shown")
     cells = [
         """
 import gc, weakref
 from pathlib import Path
 from xorl_lab.store import Store
 from xorl_lab.widgets import RunView
-store, made = Store(Path("again")), []
-""",
+store, made = Store(Path("again-TIMES")), []
+""".replace("TIMES", str(times)),
         """
 view = RunView([store.run("shown")])
 made += [weakref.ref(w) for w in (view, view.dashboard, view.controls, view._box)]
