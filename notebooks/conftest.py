@@ -1,6 +1,7 @@
-"""What nbval does not compare: drawings, what differs between machines, and what cannot run."""
+"""What nbval does not compare: drawings, what differs between machines, and what is left out."""
 
 import os
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,25 +15,32 @@ SKIPPED = (
     "stderr",
 )
 NEED_SGLANG = ("14_sglang.ipynb",)
-LEFT_OUT: list[str] = []
+LONG = ("02_watch_and_steer.ipynb", "03_teach_a_fact.ipynb", "09_checkpoints.ipynb")
+"""Left to ``make accept``, so that ``make test`` stays short; ``COURSE=whole`` runs them too."""
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out what needs a SGLang server where there is none; CI has to have it."""
-    if collection_path.name not in NEED_SGLANG or os.environ.get("CI") == "true":
-        return None
-    from xorl_lab.samplers.sglang.server import interpreter  # noqa: PLC0415 (imports torch)
-
-    if interpreter() is not None:
-        return None
-    LEFT_OUT.append(collection_path.name)
-    return True
+    """Leave out what is long, and what needs a SGLang server where there is none; CI has one."""
+    return True if left_out(collection_path.name) else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was left out."""
-    for name in dict.fromkeys(LEFT_OUT):
-        terminalreporter.write_line(f"{name} was left out, as it needs SGLang: run `make sglang`")
+    """Say what was left out; whoever divides the work among processes collects nothing itself."""
+    for name in (*LONG, *NEED_SGLANG):
+        if why := left_out(name):
+            terminalreporter.write_line(f"{name} was left out, as {why}")
+
+
+@cache
+def left_out(name: str) -> str:
+    """Why a notebook is not run here; empty if it is."""
+    if name in LONG and os.environ.get("COURSE") != "whole":
+        return "it is long: run `make accept`, or set COURSE=whole"
+    if name in NEED_SGLANG and os.environ.get("CI") != "true":
+        from xorl_lab.samplers.sglang.server import interpreter  # noqa: PLC0415 (imports torch)
+
+        return "" if interpreter() else "it needs SGLang: run `make sglang`"
+    return ""
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:

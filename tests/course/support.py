@@ -85,7 +85,8 @@ def exercises(notebook: nbformat.NotebookNode) -> list[tuple[int, str]]:
 
 def environment(package: Path, **more: str) -> dict[str, str]:
     """Variables under which a kernel imports the package of this folder."""
-    return {**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1", **more}
+    told = {"PYTHONPATH": str(package), "OMP_NUM_THREADS": "1", "COURSE": "whole"}
+    return {**os.environ, **told, **more}
 
 
 def nbval(paths: list[Path], env: dict[str, str], *options: str) -> subprocess.CompletedProcess:

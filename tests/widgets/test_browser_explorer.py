@@ -77,7 +77,7 @@ def asked(notebook):
     return json.loads(notebook.output(1))
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_sliders_move_the_picture_and_the_numbers(show, theme):
     notebook = show(theme=theme)
     page = notebook.page

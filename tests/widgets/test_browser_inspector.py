@@ -116,7 +116,7 @@ def check_token(card, stored):
         assert_close(logprob, float(recorded), rtol=1e-12)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_filter_sort_open_recolour_compare_resample(inspect, server, theme):
     folder = f"run-{theme}"
     run = rollouts.run(Store(server.work / folder), steps=20)

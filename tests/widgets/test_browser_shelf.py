@@ -71,7 +71,7 @@ def choose(notebook, name):
     page.get_by_label("Filter the checkpoints").fill("")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_what_a_person_does(show, theme):
     notebook = show(theme=theme)
     page = notebook.page
