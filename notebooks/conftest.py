@@ -26,8 +26,9 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what was left out; whoever divides the work among processes collects nothing itself."""
+    asked = {Path(argument).name for argument in terminalreporter.config.args}
     for name in (*LONG, *NEED_SGLANG):
-        if why := left_out(name):
+        if name not in asked and (why := left_out(name)):
             terminalreporter.write_line(f"{name} was left out, as {why}")
 
 
