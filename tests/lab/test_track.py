@@ -68,6 +68,25 @@ def test_a_loop_that_asks_for_its_own_end_does_not_wait_for_it(lab, client):
     assert run.metrics.index.tolist() == [1, 2]
 
 
+@pytest.mark.parametrize(("quiet", "shown"), [(False, ["mine"]), (True, [])])
+def test_a_quiet_loop_shows_no_dashboard_in_a_notebook(lab, client, monkeypatch, quiet, shown):
+    seen = []
+    monkeypatch.setattr("xorl_lab.lab.console.in_live_notebook", lambda: True)
+    monkeypatch.setattr(Run, "show", lambda self: seen.append(self.name))
+    with lab.track("mine", client, quiet=quiet) as run:
+        for _ in run.steps(1):
+            run.log(learn(client))
+    assert seen == shown
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_quiet_loop_writes_no_progress(lab, client, capsys, quiet):
+    with lab.track("mine", client, quiet=quiet) as run:
+        for _ in run.steps(1):
+            run.log(learn(client))
+    assert (capsys.readouterr().err == "") is quiet
+
+
 def test_a_loop_under_way_is_found_by_name_and_left_alone_by_others(lab, client):
     with lab.track("mine", client) as run:
         for _ in run.steps(2):

@@ -153,6 +153,7 @@ class Lab:
         settings: Mapping[str, Any] | None = None,
         knobs: Mapping[str, float] | None = None,
         save_every: int = SAVE_EVERY,
+        quiet: bool = False,
     ) -> Track:
         """Record a loop of one's own: dashboard, pause and stop, checkpoints.
 
@@ -162,6 +163,7 @@ class Lab:
             settings: for the record.
             knobs: numbers that may be changed on the way: read them from ``run.knobs``.
             save_every: steps between checkpoints; 0 = at the end only.
+            quiet: show neither dashboard nor progress; :meth:`run` has it later.
 
         Returns:
             To be used in ``with``; see :class:`~xorl_lab.lab.track.Track`.
@@ -177,6 +179,7 @@ class Lab:
             dict(knobs or {}),
             save_every,
             self._budget,
+            quiet,
         )
 
     # Looking.

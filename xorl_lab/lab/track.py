@@ -51,6 +51,7 @@ class Track(Run):
         knobs: dict[str, float],
         save_every: int,
         budget: Budget | None = None,
+        quiet: bool = False,
     ) -> None:
         check_run_name(name)
         if not hasattr(client, "save_state"):
@@ -76,7 +77,7 @@ class Track(Run):
         )
         self._step = self._logged = 0
         self._began = time.perf_counter()
-        self._entered = False
+        self._entered, self._quiet = False, quiet
         self._record: StepRecord | None = None
 
     @property
@@ -105,7 +106,7 @@ class Track(Run):
 
     def _turns(self, last: int) -> Iterator[int]:
         self._writer.status("running", total=last)
-        tell = console.Teller(last, quiet=console.in_live_notebook())
+        tell = console.Teller(last, quiet=self._quiet or console.in_live_notebook())
         with interrupts(self._mine):
             while self._step < last:
                 await_turn(self._mine, self._writer)
@@ -153,7 +154,7 @@ class Track(Run):
         self._mine.drive(True)
         active.RUNS.add(self)
         self._writer.event("start", "begun")
-        if console.in_live_notebook():
+        if console.in_live_notebook() and not self._quiet:
             self.show()
         return self
 
