@@ -136,7 +136,7 @@ def test_sliders_move_the_picture_and_the_numbers(show, theme):
 
     # Another loss; a kept curve behind it; the mark by mouse.
     page.get_by_role("button", name="Keep this curve").click()
-    page.get_by_label("Loss", exact=True).select_option("cispo")
+    page.locator(".xl-choose select").select_option("cispo")
     notebook.wait("() => document.querySelectorAll('.xl-kept').length === 2")
     box = page.locator("[data-plot=values] svg").bounding_box()
     page.mouse.click(box["x"] + box["width"] - 12, box["y"] + 90)
