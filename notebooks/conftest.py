@@ -15,7 +15,10 @@ SKIPPED = (
     "stderr",
 )
 NEED_SGLANG = ("14_sglang.ipynb",)
-LONG = ("02_watch_and_steer.ipynb", "03_teach_a_fact.ipynb", "09_checkpoints.ipynb")
+LONG = tuple(
+    f"{name}.ipynb"
+    for name in ("02_watch_and_steer", "03_teach_a_fact", "09_checkpoints", "10_many_adapters")
+)
 """Left to ``make accept``, so that ``make test`` stays short; ``COURSE=whole`` runs them too."""
 
 
