@@ -1,6 +1,8 @@
 """Exercises: what becomes of an answer."""
 
+import numpy as np
 import pytest
+import torch
 
 from xorl_lab.errors import ConfigError
 from xorl_lab.recipes.exercise import exercise
@@ -14,6 +16,10 @@ from xorl_lab.recipes.exercise import exercise
         (100.05, 100.0),
         (" K3 ", "k3"),
         (True, True),
+        (True, np.bool_(True)),
+        (np.float32(0.2), 0.2),
+        (0.2, torch.tensor(0.2)),
+        ([True], [np.bool_(True)]),
         ([1, "a"], (1, "A")),
         (4, lambda value: value > 3),
         (max, lambda function: function(1, 2) == 2),
@@ -29,6 +35,7 @@ def test_right(answer, expected):
         (0.21, 0.2),
         (float("nan"), 1.0),
         (True, 1),
+        (1, np.bool_(True)),
         ("1", 1),
         (1, True),
         ("k1", "k3"),

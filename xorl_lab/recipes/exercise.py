@@ -4,7 +4,7 @@ import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from xorl_lab.errors import ConfigError
 
@@ -61,12 +61,22 @@ def exercise(answer: object, expected: object, *, within: float = 1e-3, hint: st
         return Exercise("open", "Put your answer in the place of None, and run the cell again.")
     shown = _shown(answer)
     try:
-        right = expected(answer) if callable(expected) else _equal(answer, expected, within)
+        right = (
+            expected(answer)
+            if callable(expected)
+            else _equal(_plain(answer), _plain(expected), within)
+        )
     except Exception as error:  # noqa: BLE001 (the answer is the reader's: anything may be wrong)
         return Exercise("not yet", f"{shown} cannot be tried: {type(error).__name__}: {error}")
     if right:
         return Exercise("right", shown)
     return Exercise("not yet", f"You said {shown}. {hint}".rstrip())
+
+
+def _plain(value: object) -> object:
+    """A number or truth value of numpy's or torch's as one of Python's."""
+    scalar = getattr(value, "shape", None) == ()
+    return cast("Any", value).item() if scalar else value
 
 
 def _equal(answer: object, expected: object, within: float) -> bool:
@@ -77,7 +87,7 @@ def _equal(answer: object, expected: object, within: float) -> bool:
     if isinstance(expected, Sequence):
         several = cast("Sequence[object]", answer)
         pairs = zip(several, expected, strict=True)
-        return all(_equal(one, other, within) for one, other in pairs)
+        return all(_equal(_plain(one), _plain(other), within) for one, other in pairs)
     if isinstance(answer, bool | str):
         return False
     one, other = float(cast("float", answer)), float(cast("float", expected))
