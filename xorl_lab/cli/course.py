@@ -20,6 +20,8 @@ PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 DARK = "github-dark"
 """Colours of code on a dark page."""
+FOLDED = "<details>"
+"""How the still picture of a widget begins beneath it: here it is all there is of it."""
 SCRIPT = "plotly.min.js"
 """Written once beside the pages."""
 STYLE = """
@@ -146,10 +148,14 @@ def _body(notebook: "NotebookNode") -> str:
     count = 0
     for cell in notebook.cells:
         kept: list[Any] = []
-        for output in cell.get("outputs", []):
+        outputs = cell.get("outputs", [])
+        alive = any(WIDGET in output.get("data", {}) for output in outputs)
+        for output in outputs:
             data = output.get("data", {})
             if WIDGET in data:
                 continue  # its still picture is the output beside it
+            if alive and data.get("text/html", "").startswith(FOLDED):
+                data["text/html"] = data["text/html"].replace(FOLDED, "<details open>", 1)
             if PLOTLY in data:
                 count += 1
                 output["data"] = {"text/html": _chart(f"chart-{count}", data[PLOTLY])}
