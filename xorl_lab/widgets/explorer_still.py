@@ -2,15 +2,12 @@
 
 import base64
 import html
-import io
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from xorl_lab.widgets.colours import COLOURS, DASHES, GREY
 from xorl_lab.widgets.fallback import number
-from xorl_lab.widgets.picture import tick
+from xorl_lab.widgets.picture import encoded, tick
 
 HATCHES = {"clipped": ("//", COLOURS[5]), "masked": ("xx", COLOURS[3])}
 """Hatch and colour of what is clipped and of what is masked."""
@@ -72,21 +69,13 @@ def _picture(curve: Mapping[str, Any]) -> str:
 def png(curve: Mapping[str, Any]) -> bytes:
     """Draw value and gradient over the ratio, for a white page and for a dark one."""
     # matplotlib takes half a second, once.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
-    from PIL import Image  # noqa: PLC0415
 
     fig: Any = Figure(figsize=(7.6, 2.6), dpi=80)
     fig.subplots_adjust(left=0.07, right=0.98, top=0.89, bottom=0.16, wspace=0.17)
     for index, (line, title) in enumerate(_LINES):
         _draw(fig.add_subplot(1, 2, index + 1), curve, (line, title, index))
-    fig.patch.set_alpha(0)
-    canvas = FigureCanvasAgg(fig)
-    canvas.draw()
-    target = io.BytesIO()
-    picture = Image.fromarray(np.asarray(canvas.buffer_rgba()))
-    picture.quantize(64, method=Image.Quantize.FASTOCTREE).save(target, "PNG", optimize=True)
-    return target.getvalue()
+    return encoded(fig)
 
 
 def _draw(axes: Any, curve: Mapping[str, Any], what: tuple[str, str, int]) -> None:  # noqa: ANN401

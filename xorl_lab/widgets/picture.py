@@ -30,9 +30,7 @@ def png(feed: Feed, shown: Sequence[Panel]) -> bytes:
         shown: the panels, at least one.
     """
     # matplotlib takes half a second, once, when a run has ended.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
-    from PIL import Image  # noqa: PLC0415
 
     columns = min(_COLUMNS, len(shown))
     rows = -(-len(shown) // columns)
@@ -50,6 +48,14 @@ def png(feed: Feed, shown: Sequence[Panel]) -> bytes:
     table, write = feed.history.thin(_POINTS), writing()
     for i, panel in enumerate(shown):
         _draw(fig.add_subplot(rows, columns, i + 1), table, panel, write)
+    return encoded(fig)
+
+
+def encoded(fig: Any) -> bytes:  # noqa: ANN401 (matplotlib has no types)
+    """A figure as a small PNG whose ground is transparent, for light pages and dark ones."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 (half a second)
+    from PIL import Image  # noqa: PLC0415
+
     fig.patch.set_alpha(0)
     canvas = FigureCanvasAgg(fig)
     canvas.draw()
