@@ -24,6 +24,33 @@ def chrome():
 
 
 @pytest.fixture
+def open_notebook(server, chrome, request):
+    """Opens cells as a notebook; none may have errors, or ask another machine for something."""
+    from tests.widgets.jupyter import Notebook
+
+    pages = []
+
+    def open_(cells, theme="light", width=1200, height=1200):
+        name = f"{request.node.name.split('[')[0]}-{len(pages)}.ipynb"
+        server.theme(theme)
+        server.write(name, cells)
+        return look(name, width, height)
+
+    def look(name, width=1200, height=1200):
+        page = chrome.new_page(viewport={"width": width, "height": height})
+        pages.append(Notebook(page, server, name))
+        pages[-1].idle()
+        return pages[-1]
+
+    open_.look = look
+    yield open_
+    for notebook in pages:
+        assert notebook.errors == []
+        assert notebook.outside == [], "the page asked another machine for something"
+        notebook.page.close()
+
+
+@pytest.fixture
 def store(tmp_path):
     return Store(tmp_path / "store")
 

@@ -4,7 +4,7 @@ import pytest
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from tests.widgets import runs  # noqa: E402
-from tests.widgets.jupyter import Notebook, chromium  # noqa: E402
+from tests.widgets.jupyter import chromium  # noqa: E402
 from xorl_lab.widgets import export_html  # noqa: E402
 
 pytestmark = [
@@ -81,30 +81,6 @@ INK = """() => {
   }
   return [...inks];
 }"""
-
-
-@pytest.fixture
-def open_notebook(server, chrome, request):
-    pages = []
-
-    def open_(cells, theme="light", width=1200):
-        name = f"{request.node.name.split('[')[0]}-{len(pages)}.ipynb"
-        server.theme(theme)
-        server.write(name, cells)
-        return look(name, width)
-
-    def look(name, width=1200):
-        page = chrome.new_page(viewport={"width": width, "height": 1200})
-        pages.append(Notebook(page, server, name))
-        pages[-1].idle()
-        return pages[-1]
-
-    open_.look = look
-    yield open_
-    for notebook in pages:
-        assert notebook.errors == []
-        assert notebook.outside == [], "the page asked another machine for something"
-        notebook.page.close()
 
 
 def test_a_run_in_a_thread(open_notebook, server):

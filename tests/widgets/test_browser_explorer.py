@@ -5,7 +5,7 @@ import json
 import pytest
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-from tests.widgets.jupyter import Notebook, chromium  # noqa: E402
+from tests.widgets.jupyter import chromium  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(
@@ -39,26 +39,16 @@ MOVED = f"before => ({LINES})() !== before"
 
 
 @pytest.fixture
-def show(server, chrome, request):
+def show(open_notebook):
     """Open a notebook whose first cell shows the explorer."""
-    opened = []
 
     def show_(*more, theme="light", width=1200):
-        name = f"{request.node.name.split('[')[0]}-{len(opened)}.ipynb"
-        server.theme(theme)
-        server.write(name, [SETUP, ASKED, *more])
-        page = chrome.new_page(viewport={"width": width, "height": 1100})
-        opened.append(Notebook(page, server, name))
-        opened[-1].idle()
-        opened[-1].run(0, 90)
-        page.locator(".xl-explorer .xl-line").first.wait_for()
-        return opened[-1]
+        notebook = open_notebook([SETUP, ASKED, *more], theme, width, 1100)
+        notebook.run(0, 90)
+        notebook.page.locator(".xl-explorer .xl-line").first.wait_for()
+        return notebook
 
-    yield show_
-    for notebook in opened:
-        assert notebook.errors == []
-        assert notebook.outside == [], "the page asked another machine for something"
-        notebook.page.close()
+    return show_
 
 
 def field(page, name):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-from tests.widgets.jupyter import Notebook, chromium  # noqa: E402
+from tests.widgets.jupyter import chromium  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(
@@ -30,26 +30,16 @@ SELECTS = f"name => ({SELECTED})() === name"
 
 
 @pytest.fixture
-def show(server, chrome, request):
+def show(open_notebook):
     """Open a notebook whose first cell shows the browser."""
-    opened = []
 
     def show_(*more, setup=SETUP, theme="light", width=1200):
-        name = f"{request.node.name.split('[')[0]}-{len(opened)}.ipynb"
-        server.theme(theme)
-        server.write(name, [setup, CALLS, *more])
-        page = chrome.new_page(viewport={"width": width, "height": 1300})
-        opened.append(Notebook(page, server, name))
-        opened[-1].idle()
-        opened[-1].run(0, 60)
-        page.locator(".xl-row").first.wait_for()
-        return opened[-1]
+        notebook = open_notebook([setup, CALLS, *more], theme, width, 1300)
+        notebook.run(0, 60)
+        notebook.page.locator(".xl-row").first.wait_for()
+        return notebook
 
-    yield show_
-    for notebook in opened:
-        assert notebook.errors == []
-        assert notebook.outside == [], "the page asked another machine for something"
-        notebook.page.close()
+    return show_
 
 
 def calls(notebook):
