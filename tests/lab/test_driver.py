@@ -251,22 +251,27 @@ def test_a_second_ctrl_c_with_an_update_in_the_queue_never_saves_half_a_step(lab
 def test_ctrl_c_while_waiting_for_a_run_in_the_background_stops_it(lab):
     run = grpo(lab, steps=LONG, background=True)
     until(lambda: run.status.step >= 1)
-    threading.Timer(0.2, interrupt).start()
+    threading.Timer(1.0, interrupt).start()
     assert run.wait() is run
     assert run.status.state == "stopped"
 
 
 def test_ctrl_c_ends_a_pause(lab):
+    def press(run):
+        until(lambda: run.status.state == "paused")
+        interrupt_until(lambda: run.live.control.stopping)
+
     def reward(completion, wanted):
-        if not timers:
+        if not threads:
             (run,) = active.others(lab._store.path)
             run.pause()
-            timers.append(threading.Timer(0.3, interrupt))
-            timers[0].start()
+            threads.append(threading.Thread(target=press, args=(run,)))
+            threads[0].start()
         return share(completion, wanted)
 
-    timers = []
+    threads = []
     run = grpo(lab, steps=1000, reward=reward, background=False)
+    threads[0].join()
     assert run.status.state == "stopped"
     assert run.status.step == 1
 
