@@ -71,6 +71,33 @@ def test_nothing_is_started_before_it_is_needed(place):
     assert place.started == [("tiny", module.LEAST_RANK)]
 
 
+def test_the_key_goes_to_the_server_at_the_url_and_to_no_other(place, monkeypatch):
+    keys = []
+    here, mirror = "http://127.0.0.1:9", place.mirror
+    monkeypatch.setattr(
+        type(mirror), "__new__", lambda _, url, key, *__: keys.append(key) or mirror
+    )
+    monkeypatch.setattr(module, "RemoteSource", lambda _, __, key, *___: keys.append(key) or mirror)
+
+    def ask(**settings):
+        keys.clear()
+        service = ServiceClient(device="cpu", dtype="float32", **settings)
+        service.create_sampling_client(base_model="tiny").sample("a", GREEDY).result()
+        return list(keys)
+
+    assert ask(sampler=here) == [None, None]
+    assert ask(sampler=here, sampler_key="given") == ["given", "given"]
+    monkeypatch.setenv("XORL_SAMPLER_KEY", "set")
+    assert ask(sampler=here) == ["set", "set"]
+    assert ask(sampler="sglang") == [None, None]
+
+
+@pytest.mark.parametrize("settings", [{}, {"sampler": "sglang"}, {"base_url": "http://x"}])
+def test_a_key_for_a_sampler_that_takes_none(settings):
+    with pytest.raises(ConfigError, match="sampler_key is for a SGLang server that runs already"):
+        ServiceClient(sampler_key="k", **settings)
+
+
 def test_a_larger_rank_is_known_when_the_server_is_started(place):
     service = place.service()
     service.create_lora_training_client("tiny", rank=48).save_weights_and_get_sampling_client()

@@ -89,7 +89,11 @@ class TestConnecting:
             ("/model_info", says("200 OK", ["x"]), "no SGLang"),
             ("/model_info", says("200 OK", {"x": 1}), "has no model_path"),
             ("/model_info", faulty.redirect, "a redirect to 'http://example.invalid/login'"),
-            ("/model_info", says("401 Unauthorized"), "answered 401: pass the api_key"),
+            (
+                "/model_info",
+                says("401 Unauthorized"),
+                "answered 401: pass the key that the server was",
+            ),
             ("/server_info", says("200 OK", {}), "has the version None"),
             ("/server_info", says("200 OK", {"version": "main"}), "has the version 'main'"),
             (

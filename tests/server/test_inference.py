@@ -35,6 +35,26 @@ def add(api, host="localhost", port=30000, **more):
     return api.ask("/add_inference_endpoint", host=host, port=port, **more)
 
 
+def test_the_key_of_the_samplers_is_sent_to_them(start):
+    keys = []
+
+    class Listening(BaseHTTPRequestHandler):
+        def do_GET(self):
+            if self.path != "/health":  # needs none
+                keys.append(self.headers["Authorization"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Listening) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert not add(start(sampler_key="secret"), port=server.server_address[1])["success"]
+        server.shutdown()
+    assert set(keys) == {"Bearer secret"}
+
+
 def test_the_embedded_sampler_is_an_endpoint(api):
     added = add(api, worker_port=30000, world_size=1)
     assert added["success"]

@@ -23,6 +23,14 @@ def serve_command(  # noqa: PLR0913  (each is an option of the command)
         str | None,
         typer.Option(envvar="XORL_API_KEY", help="Demand it of every client.", show_envvar=True),
     ] = None,
+    sampler_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="XORL_SAMPLER_KEY",
+            help="Sent to the SGLang servers that weights go to.",
+            show_envvar=True,
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     no_save: Annotated[
@@ -39,6 +47,7 @@ def serve_command(  # noqa: PLR0913  (each is an option of the command)
         sampler_port=sampler_port,
         home=home,
         token=token or None,
+        sampler_key=sampler_key or None,
         device=device,
         dtype=dtype,
         save_on_shutdown=not no_save,

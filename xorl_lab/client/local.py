@@ -45,13 +45,20 @@ class LocalService:
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
         dtype: ``auto``, ``float32`` or ``bfloat16``.
         sampler: ``embedded``, ``sglang`` or the URL of a SGLang server.
+        sampler_key: bearer token of the server at that URL.
     """
 
     def __init__(
-        self, root: Path, device: str = "auto", dtype: str = "auto", sampler: str = "embedded"
+        self,
+        root: Path,
+        device: str = "auto",
+        dtype: str = "auto",
+        sampler: str = "embedded",
+        sampler_key: str | None = None,
     ) -> None:
         self.root = root
         self._where = sampler
+        self._key = sampler_key
         self._device = device
         self._dtype = dtype
         self._sessions: weakref.WeakValueDictionary[str, LocalSession] = (
@@ -78,7 +85,7 @@ class LocalService:
             return Embedded(engine, sampler)
         from xorl_lab.client.outside import outside  # noqa: PLC0415 (as seldom as it is used)
 
-        return outside(engine, sampler, self._where)
+        return outside(engine, sampler, self._where, self._key)
 
     def create(
         self,

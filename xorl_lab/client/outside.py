@@ -65,13 +65,21 @@ class Outside:
         embedded: the sampler on it; evaluates the canary's text.
         where: :data:`OWN`, or the URL of a server.
         start: starts a server.
+        key: sent to the server at that URL as a bearer token.
     """
 
     def __init__(
-        self, engine: Engine, embedded: EmbeddedSampler, where: str, start: Start | None = None
+        self,
+        engine: Engine,
+        embedded: EmbeddedSampler,
+        where: str,
+        start: Start | None = None,
+        *,
+        key: str | None = None,
     ) -> None:
         self.engine = engine
         self.where = where
+        self.key = key
         self._handover = Handover(engine, embedded)
         self._start = start
         self._lock = threading.RLock()
@@ -164,15 +172,15 @@ class Outside:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _opened(self) -> tuple[WeightSync, RemoteSource]:
-        url = self.where
+        url, key = self.where, self.key
         if self.where == OWN:
             self._process = (self._start or started)(self.engine, self._rank)
-            url = self._process.url
+            url, key = self._process.url, None
         folder = Path(tempfile.mkdtemp(prefix="xorl-lab-adapters-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._folder = folder
-        self._sync = WeightSync(SGLang(url, timeout=TIMEOUT), self._handover, folder)
-        self._remote = RemoteSource(url, "", None, TIMEOUT)
+        self._sync = WeightSync(SGLang(url, key, TIMEOUT), self._handover, folder)
+        self._remote = RemoteSource(url, "", key, TIMEOUT)
         return self._sync, self._remote
 
     def _sync_server(self) -> SGLang:
@@ -336,16 +344,18 @@ _known: dict[tuple[str, str, str, str], Outside] = {}
 _lock = threading.Lock()
 
 
-def outside(engine: Engine, embedded: EmbeddedSampler, where: str) -> Outside:
-    """The server of an engine at an address; one each per process."""
+def outside(
+    engine: Engine, embedded: EmbeddedSampler, where: str, key: str | None = None
+) -> Outside:
+    """The server of an engine at an address; one each per process, until another key is given."""
     loaded = engine.loaded
-    key = (where, loaded.name, loaded.device, loaded.dtype)
+    place = (where, loaded.name, loaded.device, loaded.dtype)
     with _lock:
-        found = _known.get(key)
-        if found is None or found.engine is not engine:
+        found = _known.get(place)
+        if found is None or found.engine is not engine or found.key != key:
             if found is not None:
                 found.close()
-            found = _known[key] = Outside(engine, embedded, where)
+            found = _known[place] = Outside(engine, embedded, where, key=key)
         return found
 
 

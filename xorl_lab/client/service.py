@@ -39,9 +39,11 @@ class ServiceClient:
         sampler: what draws completions; in this process only.  None = ``embedded``, in the process
             itself; ``sglang``, a SGLang server that is started for the model when it is first
             needed; or the URL of one that serves the same model.
+        sampler_key: bearer token of the SGLang server at that URL (its ``--api-key``); None =
+            ``$XORL_SAMPLER_KEY``.
 
     Raises:
-        ConfigError: a URL is none, or there is no such sampler.
+        ConfigError: a URL is none, there is no such sampler, or it takes no key.
     """
 
     def __init__(  # noqa: PLR0913 (each is a choice of the caller's)
@@ -54,6 +56,7 @@ class ServiceClient:
         device: str = "auto",
         dtype: str = "auto",
         sampler: str | None = None,
+        sampler_key: str | None = None,
     ) -> None:
         url = base_url or os.environ.get("XORL_BASE_URL")
         self.timeout = timeout
@@ -61,10 +64,12 @@ class ServiceClient:
         self._service: LocalService | RemoteService
         if url:
             _refuse_sampler(sampler, url)
+            _key(None, sampler_key)
             self._service = RemoteService(url, self.api_key, timeout)
         else:
             root = Path(home or default_home()).expanduser() / "checkpoints"
-            self._service = LocalService(root, device, dtype, _sampler(sampler))
+            key = _key(sampler, sampler_key)
+            self._service = LocalService(root, device, dtype, _sampler(sampler), key)
 
     @property
     def root(self) -> Path | None:
@@ -244,6 +249,22 @@ def _sampler(name: str | None) -> str:
         f"sampler is {name!r}: pass 'embedded', 'sglang', or the URL of a SGLang server such as "
         "'http://localhost:30000'"
     )
+
+
+def _key(sampler: str | None, given: str | None) -> str | None:
+    """What a sampler at a URL is sent as a bearer token; no other is sent one.
+
+    Raises:
+        ConfigError: a key was given for another sampler.
+    """
+    if sampler is not None and "://" in sampler:
+        return given or os.environ.get("XORL_SAMPLER_KEY")
+    if given is not None:
+        raise ConfigError(
+            "sampler_key is for a SGLang server that runs already: pass its URL as sampler, or "
+            "leave sampler_key out"
+        )
+    return None
 
 
 def _refuse_sampler(name: str | None, url: str) -> None:

@@ -43,6 +43,7 @@ class Lab:
         dtype: ``auto``, ``float32`` or ``bfloat16``.
         sampler: what draws completions: None = ``embedded``, in this process; ``sglang``, a server
             that is started for the model; or the URL of a SGLang server that serves the same model.
+        sampler_key: bearer token of that server; None = ``$XORL_SAMPLER_KEY``.
         base_url: of a training server; None = ``$XORL_BASE_URL``, and without that this process.
         disk_budget: bytes that all checkpoints may take, or a size such as ``"5GB"``; over it the
             oldest that runs saved by themselves are deleted.  None = any, and nothing is.
@@ -64,6 +65,7 @@ class Lab:
         device: str = "auto",
         dtype: str = "auto",
         sampler: str | None = None,
+        sampler_key: str | None = None,
         base_url: str | None = None,
         disk_budget: float | str | None = None,
         **adapter: Any,  # noqa: ANN401 (checked below)
@@ -73,7 +75,12 @@ class Lab:
         self._sampler = sampler
         self._shape = checked_shape(rank, {"alpha": alpha, "seed": seed}, adapter)
         self._service = ServiceClient(
-            base_url, home=self.folder, device=device, dtype=dtype, sampler=sampler
+            base_url,
+            home=self.folder,
+            device=device,
+            dtype=dtype,
+            sampler=sampler,
+            sampler_key=sampler_key,
         )
         self._store = Store(self.folder)
         base = self._service.create_sampling_client(base_model=model)

@@ -204,7 +204,8 @@ class Endpoints:
             self._folder = Path(tempfile.mkdtemp(prefix="xorl-lab-adapters-"))
         sync = self._syncs.get(place)
         if sync is None:
-            sync = WeightSync(SGLang(_url(host, port)), trainer, self._folder)
+            server = SGLang(_url(host, port), self.settings.sampler_key)
+            sync = WeightSync(server, trainer, self._folder)
         vocab_size = trainer.vocab_size
         try:
             facts = sync.server.require(vocab_size=vocab_size, model=trainer.name, rank=None)

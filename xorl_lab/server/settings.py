@@ -26,6 +26,8 @@ class ServerSettings:
     """Folder of checkpoints; None = ``$XORL_LAB_HOME`` or ``~/.xorl_lab``."""
     token: str | None = None
     """If set, requests must carry ``Authorization: Bearer TOKEN``."""
+    sampler_key: str | None = None
+    """Bearer token of the SGLang servers that it is told to send weights to."""
     device: str = "auto"
     """``auto``, ``cpu``, ``cuda`` or ``mps``."""
     dtype: str = "auto"

@@ -54,8 +54,9 @@ class SGLangHTTP:
         response = self.exchange("GET", path, None, self.timeout)
         if response.status_code in (401, 403):
             raise ConfigError(
-                f"{self.url}{path} answered {response.status_code}: pass the api_key that the "
-                "server was started with"
+                f"{self.url}{path} answered {response.status_code}: pass the key that the server "
+                "was started with as sampler_key (api_key of SamplingClient), or set "
+                "XORL_SAMPLER_KEY"
             )
         if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
             raise SamplerError(
