@@ -101,7 +101,7 @@ class Counter:
             self.before_step(len(self.steps))
             self.steps.append(len(tokens))
             hidden = real(network, tokens, cache)
-            self.cache_bytes.append(sum(t.nbytes for t in (*cache._keys, *cache._values)))
+            self.cache_bytes.append(sum(t.nbytes for t in cache._layers))
             return hidden
 
         return step

@@ -76,7 +76,7 @@ class Batch:
         weights, total = plain.weights, sum(lengths)
         noise = torch.Generator().manual_seed(self.draw.randrange(2**32))
         prompts = PromptCache()
-        for layer in range(len(weights._layers)):
+        for layer in range(len(weights._heads)):
             keys, values = torch.randn(
                 2, weights.kv_heads, total, weights.width, generator=noise, dtype=weights.dtype
             )
@@ -119,7 +119,7 @@ def model(monkeypatch):
         scale = (x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon).rsqrt()
         return x * scale * module.weight
 
-    monkeypatch.setattr(lean, "_norm", norm)
+    monkeypatch.setattr(lean, "norm", norm)
     return clone(models.load("tiny", "cpu", "float32").model).double()
 
 
@@ -146,7 +146,7 @@ def adapted(weights: LeanWeights, seed: int, rank: int = 4, scale: float = 0.5) 
         "model.layers.0.self_attn.q_proj": layer.self_attn.q_proj,
         "model.layers.0.self_attn.v_proj": layer.self_attn.v_proj,
         "model.layers.0.mlp.down_proj": layer.mlp.down_proj,
-        "lm_head": weights._head,
+        "lm_head": weights._trunk.embed_tokens,  # of the same shape
     }
     adapter = {}
     for name, module in modules.items():
@@ -188,11 +188,10 @@ def test_steps_are_those_of_the_lean_network_whatever_happens_to_the_rows(model,
     assert max(len(b.expected) for b in batches) > 8
     assert recorder.made > 10
     for batch in batches:
-        for layer in range(len(weights._layers)):
-            for got, wanted in zip(
-                batch.recorded.flat(layer), batch.expected.flat(layer), strict=True
-            ):
-                same(got, wanted)
+        for layer in range(len(weights._heads)):
+            span = int(batch.expected.lengths.max())
+            got, wanted = (c._layers[layer][:, :, :span] for c in (batch.recorded, batch.expected))
+            same(got, wanted)
 
 
 def test_logits_and_prefill_are_the_lean_network_s(single, pool):
@@ -209,11 +208,11 @@ def test_a_batch_that_stays_is_copied_once(model, weights, pool):
     network = GraphedNetwork(plain, model, pool)
     batch.join(plain, 3, 4, 5)
     batch.step(plain, network)
-    before = [t.data_ptr() for t in (*batch.recorded._keys, *batch.recorded._values)]
+    before = [t.data_ptr() for t in batch.recorded._layers]
     batch.step(plain, network, 20)
-    assert [t.data_ptr() for t in (*batch.recorded._keys, *batch.recorded._values)] == before
+    assert [t.data_ptr() for t in batch.recorded._layers] == before
     (recording,) = pool._kept.values()
-    assert before == [t.data_ptr() for t in (*recording._keys, *recording._values)]
+    assert before == [t.data_ptr() for t in recording._layers]
 
 
 def test_there_is_one_recording_per_power_of_two_rows_and_capacity(model, weights, pool, recorder):
@@ -302,9 +301,8 @@ def test_what_a_diverged_batch_leaves_behind_reaches_nobody(model, weights, pool
     network = GraphedNetwork(plain, model, pool)
     diverged, batch = Batch(1), Batch(2)
     diverged.join(plain, 2 * GRAIN - 9, 51, 52)
-    for store in (diverged.recorded._keys, diverged.recorded._values):
-        for tensor in store:
-            tensor.fill_(torch.inf)
+    for tensor in diverged.recorded._layers:
+        tensor.fill_(torch.inf)
     network.step(torch.tensor([1, 2, 3]), diverged.recorded)
     batch.join(plain, GRAIN - 1, 4, 5)
     batch.step(plain, network, 3)
@@ -395,9 +393,10 @@ def test_a_recorded_step_reads_nothing_back_from_the_device(model):
     """On meta tensors reading would raise, and mixing in those of the host is seen."""
     weights = LeanWeights(model.to("meta"))
     cache = RowCache()
-    for store in (cache._keys, cache._values):
-        shape = (3, weights.kv_heads, GRAIN, weights.width)
-        store += [torch.empty(shape, dtype=weights.dtype, device="meta") for _ in weights._layers]
+    cache._width = weights.width
+    shape = (3, weights.kv_heads, GRAIN, 2 * weights.width)
+    for _ in weights._heads:
+        cache._layers.append(torch.empty(shape, dtype=weights.dtype, device="meta"))
     recording = Recording(cache, 4, GRAIN)
     with Tape() as tape:
         hidden = LeanNetwork(weights, {}).step(recording.tokens, recording)

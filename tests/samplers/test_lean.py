@@ -1,6 +1,6 @@
 """The lean weights compute what transformers' modules do."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -15,12 +15,13 @@ from transformers import (
 )
 
 from tests.closeness import assert_close
-from xorl_lab.engine import attention
+from xorl_lab.engine import attention, products
 from xorl_lab.engine.adapters import PREFIX, MergedCopy, linear_layers
 from xorl_lab.engine.packing import pack
 from xorl_lab.engine.quiet import quiet
 from xorl_lab.samplers import lean
 from xorl_lab.samplers.cache import PromptCache, RowCache
+from xorl_lab.samplers.heads import Halves, Pairs
 from xorl_lab.samplers.lean import LeanWeights, supported
 from xorl_lab.samplers.networks import LeanNetwork, PlainNetwork
 
@@ -112,6 +113,20 @@ def merged(model: PreTrainedModel, adapter: dict[str, torch.Tensor]) -> PlainNet
     return PlainNetwork(copy.model)
 
 
+@pytest.fixture(params=[False, True], ids=["in place", "copied"])
+def ready(request) -> Callable[[PreTrainedModel], PreTrainedModel]:
+    """Let a model's weights be copied into other layouts, or not."""
+
+    def make(model: PreTrainedModel) -> PreTrainedModel:
+        if request.param:
+            products.prepare(model)
+        kind = Pairs if request.param else Halves
+        assert all(type(own) is kind for own in LeanWeights(model)._heads)
+        return model
+
+    return make
+
+
 def leaned(model: PreTrainedModel, adapter: dict[str, torch.Tensor]) -> LeanNetwork:
     weights = LeanWeights(model)
     return LeanNetwork(weights, weights.deltas(adapter, SCALE))
@@ -148,8 +163,8 @@ def apart(got: torch.Tensor, wanted: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_family_is_computed_as_by_transformers(name, tied):
-    model = random_model(name, tie_word_embeddings=tied)
+def test_every_family_is_computed_as_by_transformers(name, tied, ready):
+    model = ready(random_model(name, tie_word_embeddings=tied))
     assert supported(model)
     for mine, theirs in zip(
         course(leaned(model, {}), 5), course(PlainNetwork(model), 5), strict=True
@@ -159,8 +174,8 @@ def test_every_family_is_computed_as_by_transformers(name, tied):
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("which", ADAPTERS)
-def test_an_adapter_is_added_as_if_it_were_merged(name, which):
-    model = random_model(name, tie_word_embeddings=True)
+def test_an_adapter_is_added_as_if_it_were_merged(name, which, ready):
+    model = ready(random_model(name, tie_word_embeddings=True))
     adapter = random_adapter(model, ADAPTERS[which])
     got = course(leaned(model, adapter), 5)
     base = course(PlainNetwork(model), 5)
@@ -171,8 +186,8 @@ def test_an_adapter_is_added_as_if_it_were_merged(name, which):
 
 @pytest.mark.parametrize("adapted", [False, True])
 @pytest.mark.parametrize("rows", [1, 3, 17, 64])
-def test_the_number_of_tokens_does_not_matter(rows, adapted):
-    model = random_model("qwen2")
+def test_the_number_of_tokens_does_not_matter(rows, adapted, ready):
+    model = ready(random_model("qwen2"))
     adapter = random_adapter(model, None) if adapted else {}
     for mine, theirs in zip(
         course(leaned(model, adapter), rows), course(merged(model, adapter), rows), strict=True
@@ -218,8 +233,8 @@ def test_weights_are_read_in_place_at_each_use():
         assert apart(mine, theirs) < 1e-5
 
 
-def test_an_adapter_s_tensors_are_copied_and_the_base_is_not_written():
-    model = random_model("llama")
+def test_an_adapter_s_tensors_are_copied_and_the_base_is_not_written(ready):
+    model = ready(random_model("llama"))
     before = {n: p.clone() for n, p in model.named_parameters()}
     adapter = random_adapter(model, ADAPTERS["with head"])
     network = leaned(model, adapter)

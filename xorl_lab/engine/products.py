@@ -27,35 +27,62 @@ def prepare(model: torch.nn.Module) -> None:
         _layouts.update(dict.fromkeys(fit))
 
 
-def linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    silu: bool = False,
-    plus: torch.Tensor | None = None,
-) -> torch.Tensor:
+def may_be_copied(weight: torch.Tensor) -> bool:
+    """Whether a weight is frozen and of a model that :func:`prepare` has let have copies."""
+    return weight in _layouts and _works()
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """(N, in) -> (N, out), without gradient.
 
     Args:
         x: (N, in).
         weight: (out, in); must not change once :func:`prepare` was told of it.
         bias: (out,).
-        silu: apply z / (1 + exp(-z)) to the result.
-        plus: (N, out), added to the result; not with ``silu``.
     """
-    if not (_suits(weight) and x.dtype == torch.float32 and _works()):
-        out = torch.nn.functional.linear(x, weight, bias)
-        if silu:
-            return torch.nn.functional.silu(out, inplace=True)
+    if _suits(weight) and x.dtype == torch.float32 and _works():
+        return _product(x, _layout_of(weight), bias)
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+class Matrix:
+    """:func:`linear` by one matrix many times, for which its layout is looked up once.
+
+    Args:
+        weight: (out, in).
+        bias: (out,).
+        copied: the weight is the caller's own copy, and is held in the kernel's layout instead.
+    """
+
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, copied: bool = False
+    ) -> None:
+        self._weight: torch.Tensor = weight
+        self._bias = bias
+        self._fast = _suits(weight) and _works()
+        if self._fast:
+            self._weight = _reordered(weight) if copied else _layout_of(weight)
+
+    def __call__(self, x: torch.Tensor, plus: torch.Tensor | None = None) -> torch.Tensor:
+        """(N, in) -> (N, out), added to ``plus``, (N, out), which is left as it is."""
+        if self._fast:
+            return _product(x, self._weight, self._bias, plus)
+        out = torch.nn.functional.linear(x, self._weight, self._bias)
         return out if plus is None else out.add_(plus)
-    layout = weight
-    if weight in _layouts:
-        layout = cast("torch.Tensor | None", _layouts[weight])
-        if layout is None:
-            layout = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
-            _layouts[weight] = layout
-    return _product(x, layout, bias, silu=silu, plus=plus)
+
+
+def _layout_of(weight: torch.Tensor) -> torch.Tensor:
+    """A weight in the kernel's layout, if it may have a copy; or as it is."""
+    if weight not in _layouts:
+        return weight
+    layout = cast("torch.Tensor | None", _layouts[weight])
+    if layout is None:
+        layout = _layouts[weight] = _reordered(weight)
+    return layout
+
+
+def _reordered(weight: torch.Tensor) -> torch.Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
 
 
 def _suits(weight: torch.Tensor) -> bool:
@@ -66,14 +93,12 @@ def _product(
     x: torch.Tensor,
     layout: torch.Tensor,
     bias: torch.Tensor | None,
-    *,
-    silu: bool = False,
     plus: torch.Tensor | None = None,
 ) -> torch.Tensor:
     product = torch.ops.mkldnn._linear_pointwise
     if plus is not None:
         return product.binary(x, plus, layout, bias, "add")
-    return product(x, layout, bias, "swish" if silu else "none", [], "")
+    return product(x, layout, bias, "none", [], "")
 
 
 @functools.cache
@@ -84,11 +109,9 @@ def _works() -> bool:
     x, weight, bias, plus = (torch.randn(n, generator=draw) for n in ((3, 5), (7, 5), (7,), (3, 7)))
     wanted = torch.nn.functional.linear(x, weight, bias)
     try:
-        for layout in (weight, torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)):
+        for layout in (weight, _reordered(weight)):
             torch.testing.assert_close(_product(x, layout, bias), wanted)
-            torch.testing.assert_close(_product(x, layout, bias, plus=plus), wanted + plus)
-            gated = torch.nn.functional.silu(wanted)
-            torch.testing.assert_close(_product(x, layout, bias, silu=True), gated)
+            torch.testing.assert_close(_product(x, layout, bias, plus), wanted + plus)
     except (AssertionError, AttributeError, RuntimeError, TypeError):
         return False
     return True

@@ -8,6 +8,8 @@ import torch
 
 GRAIN = 64
 """The cache grows by multiples of this many positions."""
+STRIDE = 8
+"""What is seen of it grows by multiples of this many; divides GRAIN."""
 
 
 class PromptCache:
@@ -31,16 +33,22 @@ class PromptCache:
 class RowCache:
     """One row per completion: keys and values at positions 0 … its length - 1.
 
-    The model writes the next position of every row through :meth:`update`.
+    The model writes the next position of every row through :meth:`update` or :meth:`write`.
     """
 
     def __init__(self) -> None:
         self.lengths = torch.zeros(0, dtype=torch.int64)
         """(R,) positions filled in each row."""
-        self._keys: list[torch.Tensor] = []
-        self._values: list[torch.Tensor] = []
+        self._layers: list[torch.Tensor] = []
+        """(R, heads, S, D + D) each: a key and its value side by side, so one copy writes both."""
+        self._width = 0
+        """D of the keys."""
         self._index = torch.zeros(0, dtype=torch.int64)
-        self._rows = torch.zeros(0, dtype=torch.int64)
+        self._place = torch.zeros(0, dtype=torch.int64)
+        self._span = 0
+        self._views: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        """Of each layer its positions one below the other, keys and values, as long as they last:
+        making them takes longer than what is done with them."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -52,16 +60,18 @@ class RowCache:
         table = torch.from_numpy(np.stack([np.pad(s, (0, longest - len(s))) for s in slots]))
         capacity = max(self._capacity(), _rounded(longest + 1))
         self._reserve(capacity)
-        for layer, pair in enumerate(prompts.layers):
-            for store, source in zip((self._keys, self._values), pair, strict=True):
-                rows = source[:, table.to(source.device)].transpose(0, 1)
-                fresh = rows.new_zeros(len(slots), rows.shape[1], capacity, rows.shape[3])
-                fresh[:, :, :longest] = rows
-                if layer < len(store):
-                    store[layer] = torch.cat([store[layer], fresh])
-                else:
-                    store.append(fresh)
+        for layer, (keys, values) in enumerate(prompts.layers):
+            self._width = keys.shape[-1]
+            source = torch.cat((keys, values), -1)
+            rows = source[:, table.to(source.device)].transpose(0, 1)
+            fresh = rows.new_zeros(len(slots), rows.shape[1], capacity, rows.shape[3])
+            fresh[:, :, :longest] = rows
+            if layer < len(self._layers):
+                self._layers[layer] = torch.cat([self._layers[layer], fresh])
+            else:
+                self._layers.append(fresh)
         self.lengths = torch.cat([self.lengths, lengths])
+        self._views.clear()
 
     def begin_step(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Make room for one more position per row.
@@ -69,13 +79,12 @@ class RowCache:
         Returns:
             (R, 1) position ids of the new tokens, and the (R, 1, 1, S) mask of what they may see.
         """
-        if int(self.lengths.max()) >= self._capacity():
-            self._reserve(room_for(int(self.lengths.max())))
+        longest = int(self.lengths.max())
+        if longest >= self._capacity():
+            self._reserve(room_for(longest))
+        self._look(-(-(longest + 1) // STRIDE) * STRIDE)
         self._index = self.lengths.to(device)
-        self._rows = torch.arange(len(self), device=device)
-        span = int(self.lengths.max()) + 1
-        mask = torch.arange(span, device=device) <= self._index[:, None]
-        return self._index[:, None], mask[:, None, None]
+        return self._aim()
 
     def end_step(self) -> None:
         """Count the positions that the step has filled."""
@@ -84,18 +93,29 @@ class RowCache:
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write (R, heads, 1, D) at each row's next position; return all that is filled."""
-        rows = self._rows
-        span = int(self.lengths.max()) + 1
-        self._keys[layer][rows, :, self._index] = keys[:, :, 0]
-        self._values[layer][rows, :, self._index] = values[:, :, 0]
-        return self._keys[layer][:, :, :span], self._values[layer][:, :, :span]
+        """Write (R, heads, 1, D) at each row's next position.
 
-    def flat(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """All that is filled in a layer, rows and heads as one: (R * heads, S, D) each."""
-        span = int(self.lengths.max()) + 1
-        keys, values = self._keys[layer], self._values[layer]
-        return keys.flatten(0, 1)[:, :span], values.flatten(0, 1)[:, :span]
+        Returns:
+            (R, heads, S, D) keys and values, of which the mask shows what is filled.
+        """
+        both = self._layers[layer]
+        flat = both.view(-1, both.shape[-1])
+        flat.index_copy_(0, self._place, torch.cat((keys, values), -1).view(-1, both.shape[-1]))
+        seen = both[:, :, : self._span]
+        return seen[..., : self._width], seen[..., self._width :]
+
+    def write(self, layer: int, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write (R, heads, D + D), a key and its value each, at each row's next position.
+
+        Returns:
+            (R * heads, D, S) keys and (R * heads, S, D) values, of which the mask shows what is
+            filled.
+        """
+        if not self._views:
+            self._views = [self._seen(each) for each in self._layers]
+        flat, keys, values = self._views[layer]
+        flat.index_copy_(0, self._place, both.view(-1, flat.shape[-1]))
+        return keys, values
 
     def get_seq_length(self, *_: object) -> int:
         """Longest row, for models that ask."""
@@ -107,18 +127,43 @@ class RowCache:
         self.lengths = self.lengths[index]
         # Where the longest rows have left, their width goes with them.
         width = room_for(int(self.lengths.max())) if rows else 0
-        for store in (self._keys, self._values):
-            for layer, tensor in enumerate(store):
-                store[layer] = tensor[:, :, :width][index.to(tensor.device)]
+        for layer, tensor in enumerate(self._layers):
+            self._layers[layer] = tensor[:, :, :width][index.to(tensor.device)]
+        self._views.clear()
 
     def _capacity(self) -> int:
-        return self._keys[0].shape[2] if self._keys else 0
+        return self._layers[0].shape[2] if self._layers else 0
 
     def _reserve(self, capacity: int) -> None:
-        for store in (self._keys, self._values):
-            for layer, tensor in enumerate(store):
-                grown = torch.nn.functional.pad(tensor, (0, 0, 0, capacity - tensor.shape[2]))
-                store[layer] = grown if capacity > tensor.shape[2] else tensor
+        for layer, tensor in enumerate(self._layers):
+            if capacity > tensor.shape[2]:
+                more = (0, 0, 0, capacity - tensor.shape[2])
+                self._layers[layer] = torch.nn.functional.pad(tensor, more)
+        self._views.clear()
+
+    def _move(self, layers: list[torch.Tensor]) -> None:
+        """Go on in tensors that hold the same."""
+        self._layers = layers
+        self._views.clear()
+
+    def _look(self, span: int) -> None:
+        """Let rows be seen up to this position."""
+        if span != self._span:
+            self._span = span
+            self._views.clear()
+
+    def _aim(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Find where the next positions are written, and what their tokens may see."""
+        index, (rows, heads, capacity, _) = self._index[:, None], self._layers[0].shape
+        starts = torch.arange(0, rows * heads * capacity, capacity, device=index.device)
+        self._place = (starts.view(rows, heads) + index).flatten()
+        mask = torch.arange(self._span, device=index.device) <= index
+        return index, mask[:, None, None]
+
+    def _seen(self, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        seen = both.flatten(0, 1)[:, : self._span]
+        keys, values = seen[..., : self._width], seen[..., self._width :]
+        return both.view(-1, both.shape[-1]), keys.transpose(1, 2), values
 
 
 def room_for(length: int) -> int:

@@ -56,14 +56,13 @@ class Recording(RowCache):
 
     def __init__(self, like: RowCache, rows: int, capacity: int) -> None:
         super().__init__()
-        for own, other in ((self._keys, like._keys), (self._values, like._values)):
-            own += [t.new_zeros(rows, t.shape[1], capacity, t.shape[3]) for t in other]
-        # Spans are frozen as they are when recorded: of such rows they are all of the capacity.
+        self._layers = [t.new_zeros(rows, t.shape[1], capacity, t.shape[3]) for t in like._layers]
+        # The span is frozen as it is when recorded: it is all of the capacity.
+        self._width, self._span = like._width, capacity
         self.lengths = torch.full((rows,), capacity)
-        self.size = sum(t.nbytes for t in (*self._keys, *self._values))
-        self.tokens = torch.zeros(rows, dtype=torch.int64, device=self._keys[0].device)
+        self.size = sum(t.nbytes for t in self._layers)
+        self.tokens = torch.zeros(rows, dtype=torch.int64, device=self._layers[0].device)
         self._index = torch.zeros_like(self.tokens)
-        self._rows = torch.arange(rows, device=self.tokens.device)
         self._tenant: Callable[[], RowCache | None] = lambda: None
         self.run: Run = lambda: self.tokens  # replaced by what computes (R, H) hidden states
 
@@ -76,8 +75,8 @@ class Recording(RowCache):
 
     def begin_step(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """(R, 1) position ids, and the (R, 1, 1, S) mask of what the rows may see."""
-        mask = torch.arange(self._capacity(), device=device) <= self._index[:, None]
-        return self._index[:, None], mask[:, None, None]
+        del device
+        return self._aim()
 
     def step(self, tokens: torch.Tensor, cache: RowCache) -> torch.Tensor:
         """Take the next step of a cache of n <= R rows: (n,) ids -> (n, H) hidden states."""
@@ -91,18 +90,18 @@ class Recording(RowCache):
 
     def _has(self, cache: RowCache) -> bool:
         # Whatever else changes a cache's tensors allocates new ones.
-        return cache._keys[0].data_ptr() == self._keys[0].data_ptr()
+        return cache._layers[0].data_ptr() == self._layers[0].data_ptr()
 
     def _move_in(self, cache: RowCache) -> None:
         tenant = self._tenant()
         if tenant is not None and self._has(tenant):
-            for store in (tenant._keys, tenant._values):
-                store[:] = [t.clone() for t in store]
-        for own, theirs in ((self._keys, cache._keys), (self._values, cache._values)):
-            for layer, (buffer, old) in enumerate(zip(own, theirs, strict=True)):
-                # What is out of sight has weight 0, and 0 times an infinity left here is NaN.
-                theirs[layer] = buffer.zero_()[: len(old)]
-                theirs[layer][:, :, : old.shape[2]] = old
+            tenant._move([t.clone() for t in tenant._layers])
+        moved = [buffer[: len(cache)] for buffer in self._layers]
+        for buffer, into, old in zip(self._layers, moved, cache._layers, strict=True):
+            # What is out of sight has weight 0, and 0 times an infinity left here is NaN.
+            buffer.zero_()
+            into[:, :, : old.shape[2]] = old
+        cache._move(moved)
         self._index.zero_()  # rows beyond n see and write their own first position only
         self._tenant = weakref.ref(cache)
 

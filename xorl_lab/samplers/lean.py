@@ -7,6 +7,7 @@ weights, of whichever kind, costs nothing here.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -15,6 +16,8 @@ from transformers.activations import SiLUActivation
 
 from xorl_lab.engine import attention, products
 from xorl_lab.engine.adapters import PREFIX
+from xorl_lab.samplers.heads import heads_of
+from xorl_lab.samplers.norm import norm
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Values of ``model_type`` whose layers are computed here."""
@@ -25,8 +28,8 @@ GROUPS: Sequence[Sequence[str]] = (
     ("mlp.down_proj",),
 )
 """The matrices of a layer, those with the same input together."""
-Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(layer, (N, heads, D) queries, (N, kv heads, D) keys, values) -> (N, heads * D)."""
+Attend = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(layer, (N, heads, D) queries, (N, kv heads, D + D) keys and values) -> (N, heads * D)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,8 @@ class Delta:
     a: torch.Tensor
     """(sum of r, in): the matrices A, one below the other."""
     b: list[torch.Tensor | None]
-    """Per product (out, r), scaled by alpha / r, or None where there is no adapter."""
+    """Per product (out, r), scaled by alpha / r, or None where there is no adapter: as many columns
+    as the product has rows of A, in the same order."""
 
 
 Deltas = dict[tuple[int, str], Delta]
@@ -44,7 +48,7 @@ Deltas = dict[tuple[int, str], Delta]
 
 
 class LeanWeights:
-    """The weights of one model, read in place.
+    """The weights of one model, read in place, or in layouts that are made for them once.
 
     Args:
         model: a causal language model for which :func:`supported` is true.
@@ -62,11 +66,15 @@ class LeanWeights:
         self.scaling = float(trunk.layers[0].self_attn.scaling)
         """Of the attention scores."""
         self._trunk = trunk
-        self._head = cast("torch.nn.Linear", model.get_output_embeddings())
-        self._layers = [
-            [[cast("torch.nn.Linear", layer.get_submodule(m)) for m in group] for group in GROUPS]
-            for layer in trunk.layers
+        self._heads = [heads_of(layer.self_attn) for layer in trunk.layers]
+        self._matrices = [
+            [own.matrices, *([_matrix(layer.get_submodule(m)) for m in g] for g in GROUPS[1:])]
+            for own, layer in zip(self._heads, trunk.layers, strict=True)
         ]
+        self._head = _matrix(model.get_output_embeddings())
+        act = trunk.layers[0].mlp.act_fn
+        silu = isinstance(act, torch.nn.SiLU | SiLUActivation)
+        self._act = partial(torch.nn.functional.silu, inplace=True) if silu else act
 
     def deltas(self, adapter: Mapping[str, torch.Tensor], scale: float) -> Deltas:
         """Arrange an adapter for :meth:`hidden` and :meth:`logits`.
@@ -77,10 +85,10 @@ class LeanWeights:
         """
         groups = {
             (layer, group[0]): [f"model.layers.{layer}.{m}" for m in group]
-            for layer in range(len(self._layers))
+            for layer in range(len(self._heads))
             for group in GROUPS
         }
-        groups[len(self._layers), "lm_head"] = ["lm_head"]
+        groups[len(self._heads), "lm_head"] = ["lm_head"]
         result: Deltas = {}
         for key, modules in groups.items():
             names = [f"{PREFIX}{module}.lora_{{}}.weight" for module in modules]
@@ -88,6 +96,8 @@ class LeanWeights:
             if a:
                 b = [adapter.get(n.format("B")) for n in names]
                 scaled = [None if m is None else (m * scale).to(self.dtype) for m in b]
+                if key[1] == GROUPS[0][0]:
+                    scaled = self._heads[key[0]].arranged(scaled)
                 result[key] = Delta(torch.cat(a).to(self.dtype), scaled)
         return result
 
@@ -107,31 +117,22 @@ class LeanWeights:
         """
         trunk = self._trunk
         x = torch.nn.functional.embedding(tokens, trunk.embed_tokens.weight)
-        turn = _Turn(*(part[0, :, None] for part in trunk.rotary_emb(x[None], positions[None])))
-        for index, (layer, groups) in enumerate(zip(trunk.layers, self._layers, strict=True)):
+        cosine, sine = (part[0] for part in trunk.rotary_emb(x[None], positions[None]))
+        turn = self._heads[0].turns(cosine, sine)
+        for index, (layer, own) in enumerate(zip(trunk.layers, self._heads, strict=True)):
+            into, out, gates, down = self._matrices[index]
             of = [deltas.get((index, group[0])) for group in GROUPS]
-            qkv = _products(groups[0], _norm(layer.input_layernorm, x), of[0])
-            query, key, value = (part.unflatten(-1, (-1, self.width)) for part in qkv)
-            if hasattr(layer.self_attn, "q_norm"):
-                query = _norm(layer.self_attn.q_norm, query)
-                key = _norm(layer.self_attn.k_norm, key)
-            mixed = attend(index, turn(query), turn(key), value)
-            (x,) = _products(groups[1], mixed, of[1], plus=x)
-            gated = self._gated(layer.mlp, _norm(layer.post_attention_layernorm, x), of[2])
-            (x,) = _products(groups[3], gated, of[3], plus=x)
-        return _norm(trunk.norm, x)
-
-    def _gated(self, mlp: Any, x: torch.Tensor, delta: Delta | None) -> torch.Tensor:  # noqa: ANN401
-        gate, up = mlp.gate_proj, mlp.up_proj
-        if delta is None and isinstance(mlp.act_fn, torch.nn.SiLU | SiLUActivation):
-            gated = products.linear(x, gate.weight, gate.bias, silu=True)
-            return gated.mul_(products.linear(x, up.weight, up.bias))
-        left, right = _products([gate, up], x, delta)
-        return mlp.act_fn(left).mul_(right)
+            seen = norm(layer.input_layernorm, x)
+            mixed = attend(index, *own.turned(_products(into, seen, of[0]), turn))
+            (x,) = _products(out, mixed, of[1], plus=x)
+            seen = norm(layer.post_attention_layernorm, x)
+            gate, up = _products(gates, seen, of[2])
+            (x,) = _products(down, self._act(gate).mul_(up), of[3], plus=x)
+        return norm(trunk.norm, x)
 
     def logits(self, hidden: torch.Tensor, deltas: Deltas) -> torch.Tensor:
         """(N, H) -> (N, V)."""
-        return _products([self._head], hidden, deltas.get((len(self._layers), "lm_head")))[0]
+        return _products([self._head], hidden, deltas.get((len(self._heads), "lm_head")))[0]
 
 
 def supported(model: PreTrainedModel) -> bool:
@@ -139,15 +140,19 @@ def supported(model: PreTrainedModel) -> bool:
     return getattr(model.config, "model_type", "") in FAMILIES
 
 
+def _matrix(module: Any) -> products.Matrix:  # noqa: ANN401
+    return products.Matrix(module.weight, module.bias)
+
+
 def _products(
-    layers: Sequence[torch.nn.Linear],
+    matrices: Sequence[Callable[..., torch.Tensor]],
     x: torch.Tensor,
     delta: Delta | None,
     *,
     plus: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
-    """(N, in) -> (N, out) for each of some layers with the same input, added to ``plus``."""
-    results = [products.linear(x, m.weight, m.bias, plus=plus) for m in layers]
+    """(N, in) -> (N, out) for each of some matrices with the same input, added to ``plus``."""
+    results = [m(x) if plus is None else m(x, plus) for m in matrices]
     if delta is not None:
         down = x @ delta.a.T
         start = 0
@@ -156,30 +161,3 @@ def _products(
                 out.addmm_(down[:, start : start + b.shape[1]], b.T)
                 start += b.shape[1]
     return results
-
-
-def _norm(norm: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 (each family has its own class)
-    """Root mean square norm (Zhang & Sennrich 2019) along the last dimension."""
-    fine = x.float()
-    squares = torch.linalg.vector_norm(fine, dim=-1, keepdim=True).square_()
-    scale = squares.div_(x.shape[-1]).add_(norm.variance_epsilon).rsqrt_()
-    return (fine * scale).to(x.dtype).mul_(norm.weight)
-
-
-class _Turn:
-    """Rotary position embedding (Su et al. 2021), the halves of a head as real and imaginary.
-
-    Args:
-        cosine: (N, 1, D).
-        sine: (N, 1, D).
-    """
-
-    def __init__(self, cosine: torch.Tensor, sine: torch.Tensor) -> None:
-        self._cosine = cosine
-        half = sine.shape[-1] // 2
-        self._sine = torch.cat((-sine[..., :half], sine[..., half:]), -1)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """(N, heads, D), each turned by its position."""
-        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
-        return (x * self._cosine).addcmul_(swapped, self._sine)

@@ -78,10 +78,8 @@ class LeanNetwork:
         layout = attention.blocks(row, weights.sharing) if on_cpu else None
         mask = None if on_cpu else torch.from_numpy(row.attention_mask()).to(weights.device)
 
-        def attend(
-            layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-        ) -> torch.Tensor:
-            q, k, v = (x.transpose(0, 1) for x in (query, key, value))
+        def attend(layer: int, query: torch.Tensor, both: torch.Tensor) -> torch.Tensor:
+            q, k, v = (x.transpose(0, 1) for x in (query, *both.tensor_split(2, -1)))
             cache.update(k[None], v[None], layer)
             if layout is not None:
                 return attention.attend(q, k, v, layout, weights.scaling).flatten(1)
@@ -103,16 +101,12 @@ class LeanNetwork:
         bias = bias.masked_fill_(~mask, -torch.inf).expand(-1, weights.kv_heads, -1, -1)
         bias = bias.flatten(0, 1)
 
-        def attend(
-            layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-        ) -> torch.Tensor:
-            cache.update(key[:, :, None], value[:, :, None], layer)
-            keys, values = cache.flat(layer)
+        def attend(layer: int, query: torch.Tensor, both: torch.Tensor) -> torch.Tensor:
+            keys, values = cache.write(layer, both)
             # The heads that share a key are the rows of one small product.
-            folded = query.reshape(len(keys), -1, weights.width)
-            scores = torch.baddbmm(bias, folded, keys.transpose(1, 2), alpha=weights.scaling)
-            mixed = torch.bmm(scores.softmax(-1), values)
-            return mixed.view(len(tokens), -1)
+            folded = query.view(len(keys), -1, weights.width)
+            scores = torch.baddbmm(bias, folded, keys, alpha=weights.scaling)
+            return torch.bmm(scores.softmax(-1), values).view(len(query), -1)
 
         hidden = weights.hidden(tokens, positions[:, 0], attend, self.deltas)
         cache.end_step()
