@@ -115,11 +115,14 @@ def single():
 def model(monkeypatch):
     """In double precision throughout, where kernels for different numbers of rows agree."""
 
-    def norm(module, x: torch.Tensor) -> torch.Tensor:
-        scale = (x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon).rsqrt()
-        return x * scale * module.weight
+    def norm(module) -> Callable[[torch.Tensor], torch.Tensor]:
+        def applied(x: torch.Tensor) -> torch.Tensor:
+            scale = (x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon).rsqrt()
+            return x * scale * module.weight
 
-    monkeypatch.setattr(lean, "norm", norm)
+        return applied
+
+    monkeypatch.setattr(lean, "Norm", norm)
     return clone(models.load("tiny", "cpu", "float32").model).double()
 
 
@@ -190,7 +193,9 @@ def test_steps_are_those_of_the_lean_network_whatever_happens_to_the_rows(model,
     for batch in batches:
         for layer in range(len(weights._heads)):
             span = int(batch.expected.lengths.max())
-            got, wanted = (c._layers[layer][:, :, :span] for c in (batch.recorded, batch.expected))
+            got, wanted = (
+                c._layers[layer][:, :, :, :span] for c in (batch.recorded, batch.expected)
+            )
             same(got, wanted)
 
 
@@ -393,8 +398,8 @@ def test_a_recorded_step_reads_nothing_back_from_the_device(model):
     """On meta tensors reading would raise, and mixing in those of the host is seen."""
     weights = LeanWeights(model.to("meta"))
     cache = RowCache()
-    cache._width = weights.width
-    shape = (3, weights.kv_heads, GRAIN, 2 * weights.width)
+    cache._widths = (weights.width, weights.width)
+    shape = (3, weights.kv_heads, 2, GRAIN, weights.width)
     for _ in weights._heads:
         cache._layers.append(torch.empty(shape, dtype=weights.dtype, device="meta"))
     recording = Recording(cache, 4, GRAIN)

@@ -7,7 +7,7 @@ they are tried first, and where they fail or differ torch's own product stands i
 """
 
 import functools
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -62,11 +62,15 @@ class Matrix:
         self._fast = _suits(weight) and _works()
         if self._fast:
             self._weight = _reordered(weight) if copied else _layout_of(weight)
+            # Looking an operator up at each use costs as much as starting it.
+            self._product, self._sum = _kernels()
 
     def __call__(self, x: torch.Tensor, plus: torch.Tensor | None = None) -> torch.Tensor:
         """(N, in) -> (N, out), added to ``plus``, (N, out), which is left as it is."""
+        if self._fast and plus is None:
+            return self._product(x, self._weight, self._bias, "none", [], "")
         if self._fast:
-            return _product(x, self._weight, self._bias, plus)
+            return self._sum(x, plus, self._weight, self._bias, "add")
         out = torch.nn.functional.linear(x, self._weight, self._bias)
         return out if plus is None else out.add_(plus)
 
@@ -95,10 +99,16 @@ def _product(
     bias: torch.Tensor | None,
     plus: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    product = torch.ops.mkldnn._linear_pointwise
+    product, added = _kernels()
     if plus is not None:
-        return product.binary(x, plus, layout, bias, "add")
+        return added(x, plus, layout, bias, "add")
     return product(x, layout, bias, "none", [], "")
+
+
+def _kernels() -> tuple[Any, Any]:
+    """The products without and with something to add them to."""
+    operator = torch.ops.mkldnn._linear_pointwise
+    return operator.default, operator.binary
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """Keys and values of rows of unequal length, preallocated, without padding between them."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -40,9 +41,9 @@ class RowCache:
         self.lengths = torch.zeros(0, dtype=torch.int64)
         """(R,) positions filled in each row."""
         self._layers: list[torch.Tensor] = []
-        """(R, heads, S, D + D) each: a key and its value side by side, so one copy writes both."""
-        self._width = 0
-        """D of the keys."""
+        """(R, heads, 2, S, D) each: keys and values in one tensor, so that one copy writes both."""
+        self._widths = (0, 0)
+        """Of keys and values; D is the larger."""
         self._index = torch.zeros(0, dtype=torch.int64)
         self._place = torch.zeros(0, dtype=torch.int64)
         self._span = 0
@@ -61,11 +62,11 @@ class RowCache:
         capacity = max(self._capacity(), _rounded(longest + 1))
         self._reserve(capacity)
         for layer, (keys, values) in enumerate(prompts.layers):
-            self._width = keys.shape[-1]
-            source = torch.cat((keys, values), -1)
-            rows = source[:, table.to(source.device)].transpose(0, 1)
-            fresh = rows.new_zeros(len(slots), rows.shape[1], capacity, rows.shape[3])
-            fresh[:, :, :longest] = rows
+            self._widths = (keys.shape[-1], values.shape[-1])
+            heads, at = len(keys), table.to(keys.device)
+            fresh = keys.new_zeros(len(slots), heads, 2, capacity, max(self._widths))
+            for i, (source, width) in enumerate(zip((keys, values), self._widths, strict=True)):
+                fresh[:, :, i, :longest, :width] = source[:, at].transpose(0, 1)
             if layer < len(self._layers):
                 self._layers[layer] = torch.cat([self._layers[layer], fresh])
             else:
@@ -99,13 +100,16 @@ class RowCache:
             (R, heads, S, D) keys and values, of which the mask shows what is filled.
         """
         both = self._layers[layer]
-        flat = both.view(-1, both.shape[-1])
-        flat.index_copy_(0, self._place, torch.cat((keys, values), -1).view(-1, both.shape[-1]))
-        seen = both[:, :, : self._span]
-        return seen[..., : self._width], seen[..., self._width :]
+        width = both.shape[-1]
+        fit = (torch.nn.functional.pad(x, (0, width - x.shape[-1])) for x in (keys, values))
+        both.view(-1, width).index_copy_(0, self._place, torch.cat(tuple(fit), 2).view(-1, width))
+        seen = (both[:, :, i, : self._span, :w] for i, w in enumerate(self._widths))
+        return next(seen), next(seen)
 
     def write(self, layer: int, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Write (R, heads, D + D), a key and its value each, at each row's next position.
+
+        Keys must be as wide as values.
 
         Returns:
             (R * heads, D, S) keys and (R * heads, S, D) values, of which the mask shows what is
@@ -128,16 +132,16 @@ class RowCache:
         # Where the longest rows have left, their width goes with them.
         width = room_for(int(self.lengths.max())) if rows else 0
         for layer, tensor in enumerate(self._layers):
-            self._layers[layer] = tensor[:, :, :width][index.to(tensor.device)]
+            self._layers[layer] = tensor[:, :, :, :width][index.to(tensor.device)]
         self._views.clear()
 
     def _capacity(self) -> int:
-        return self._layers[0].shape[2] if self._layers else 0
+        return self._layers[0].shape[3] if self._layers else 0
 
     def _reserve(self, capacity: int) -> None:
         for layer, tensor in enumerate(self._layers):
-            if capacity > tensor.shape[2]:
-                more = (0, 0, 0, capacity - tensor.shape[2])
+            if capacity > tensor.shape[3]:
+                more = (0, 0, 0, capacity - tensor.shape[3])
                 self._layers[layer] = torch.nn.functional.pad(tensor, more)
         self._views.clear()
 
@@ -154,15 +158,14 @@ class RowCache:
 
     def _aim(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Find where the next positions are written, and what their tokens may see."""
-        index, (rows, heads, capacity, _) = self._index[:, None], self._layers[0].shape
-        starts = torch.arange(0, rows * heads * capacity, capacity, device=index.device)
-        self._place = (starts.view(rows, heads) + index).flatten()
+        index, (rows, *two, capacity, _) = self._index[:, None], self._layers[0].shape
+        starts = torch.arange(0, rows * math.prod(two) * capacity, capacity, device=index.device)
+        self._place = (starts.view(rows, -1) + index).flatten()
         mask = torch.arange(self._span, device=index.device) <= index
         return index, mask[:, None, None]
 
     def _seen(self, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        seen = both.flatten(0, 1)[:, : self._span]
-        keys, values = seen[..., : self._width], seen[..., self._width :]
+        keys, values = both.flatten(0, 1)[:, :, : self._span].unbind(1)
         return both.view(-1, both.shape[-1]), keys.transpose(1, 2), values
 
 

@@ -56,9 +56,11 @@ class Recording(RowCache):
 
     def __init__(self, like: RowCache, rows: int, capacity: int) -> None:
         super().__init__()
-        self._layers = [t.new_zeros(rows, t.shape[1], capacity, t.shape[3]) for t in like._layers]
+        self._layers = [
+            t.new_zeros(rows, *t.shape[1:3], capacity, t.shape[4]) for t in like._layers
+        ]
         # The span is frozen as it is when recorded: it is all of the capacity.
-        self._width, self._span = like._width, capacity
+        self._widths, self._span = like._widths, capacity
         self.lengths = torch.full((rows,), capacity)
         self.size = sum(t.nbytes for t in self._layers)
         self.tokens = torch.zeros(rows, dtype=torch.int64, device=self._layers[0].device)
@@ -100,7 +102,7 @@ class Recording(RowCache):
         for buffer, into, old in zip(self._layers, moved, cache._layers, strict=True):
             # What is out of sight has weight 0, and 0 times an infinity left here is NaN.
             buffer.zero_()
-            into[:, :, : old.shape[2]] = old
+            into[:, :, :, : old.shape[3]] = old
         cache._move(moved)
         self._index.zero_()  # rows beyond n see and write their own first position only
         self._tenant = weakref.ref(cache)

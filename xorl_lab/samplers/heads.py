@@ -9,13 +9,12 @@ can be copied.
 """
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any, Protocol, cast
 
 import torch
 
 from xorl_lab.engine import products
-from xorl_lab.samplers.norm import norm
+from xorl_lab.samplers.norm import Norm
 
 Offsets = Sequence[torch.Tensor | None]
 """Per matrix (out, r) of an adapter, or None where there is none."""
@@ -63,7 +62,7 @@ class Halves:
         self.matrices: Sequence[products.Matrix] = [
             products.Matrix(m.weight, m.bias) for m in _projections(attention)
         ]
-        self._norms = _norms(attention)
+        self._norms = [Norm(n) for n in _norms(attention)]
         self._width = int(attention.head_dim)
 
     def arranged(self, b: Offsets) -> list[torch.Tensor | None]:
@@ -76,7 +75,7 @@ class Halves:
         """See :class:`Heads`."""
         query, key, value = (part.unflatten(-1, (-1, self._width)) for part in out)
         if self._norms:
-            query, key = (norm(n, x) for n, x in zip(self._norms, (query, key), strict=True))
+            query, key = (n(x) for n, x in zip(self._norms, (query, key), strict=True))
         cosine, sine = turn.unbind()
         query, key = (self._turned(x, cosine, sine) for x in (query, key))
         return query, torch.cat((key, value), -1)
@@ -111,10 +110,7 @@ class Pairs:
                 copied=True,
             ),
         ]
-        self._norms = [
-            SimpleNamespace(weight=self._paired(n.weight), variance_epsilon=n.variance_epsilon)
-            for n in _norms(attention)
-        ]
+        self._norms = [Norm(n, self._paired(n.weight)) for n in _norms(attention)]
 
     def arranged(self, b: Offsets) -> list[torch.Tensor | None]:
         """See :class:`Heads`."""
@@ -138,8 +134,8 @@ class Pairs:
         both = out[1].unflatten(-1, (-1, 2 * self._width))
         key = both[..., : self._width]
         if self._norms:
-            query = norm(self._norms[0], query)
-            key.copy_(norm(self._norms[1], key))
+            query = self._norms[0](query)
+            key.copy_(self._norms[1](key))
         for x in (query, key):
             torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(turn)
         return query, both

@@ -17,7 +17,7 @@ from transformers.activations import SiLUActivation
 from xorl_lab.engine import attention, products
 from xorl_lab.engine.adapters import PREFIX
 from xorl_lab.samplers.heads import heads_of
-from xorl_lab.samplers.norm import norm
+from xorl_lab.samplers.norm import Norm
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Values of ``model_type`` whose layers are computed here."""
@@ -45,6 +45,7 @@ class Delta:
 
 Deltas = dict[tuple[int, str], Delta]
 """By layer and first module of the group."""
+_NONE: Sequence[Delta | None] = (None,) * len(GROUPS)
 
 
 class LeanWeights:
@@ -71,6 +72,9 @@ class LeanWeights:
             [own.matrices, *([_matrix(layer.get_submodule(m)) for m in g] for g in GROUPS[1:])]
             for own, layer in zip(self._heads, trunk.layers, strict=True)
         ]
+        names = ("input_layernorm", "post_attention_layernorm")
+        self._norms = [[Norm(layer.get_submodule(n)) for n in names] for layer in trunk.layers]
+        self._last_norm = Norm(trunk.norm)
         self._head = _matrix(model.get_output_embeddings())
         act = trunk.layers[0].mlp.act_fn
         silu = isinstance(act, torch.nn.SiLU | SiLUActivation)
@@ -119,16 +123,14 @@ class LeanWeights:
         x = torch.nn.functional.embedding(tokens, trunk.embed_tokens.weight)
         cosine, sine = (part[0] for part in trunk.rotary_emb(x[None], positions[None]))
         turn = self._heads[0].turns(cosine, sine)
-        for index, (layer, own) in enumerate(zip(trunk.layers, self._heads, strict=True)):
-            into, out, gates, down = self._matrices[index]
-            of = [deltas.get((index, group[0])) for group in GROUPS]
-            seen = norm(layer.input_layernorm, x)
-            mixed = attend(index, *own.turned(_products(into, seen, of[0]), turn))
-            (x,) = _products(out, mixed, of[1], plus=x)
-            seen = norm(layer.post_attention_layernorm, x)
-            gate, up = _products(gates, seen, of[2])
+        for index, own in enumerate(self._heads):
+            (before, between), (into, out, gates, down) = self._norms[index], self._matrices[index]
+            of = [deltas.get((index, group[0])) for group in GROUPS] if deltas else _NONE
+            query, both = own.turned(_products(into, before(x), of[0]), turn)
+            (x,) = _products(out, attend(index, query, both), of[1], plus=x)
+            gate, up = _products(gates, between(x), of[2])
             (x,) = _products(down, self._act(gate).mul_(up), of[3], plus=x)
-        return norm(trunk.norm, x)
+        return self._last_norm(x)
 
     def logits(self, hidden: torch.Tensor, deltas: Deltas) -> torch.Tensor:
         """(N, H) -> (N, V)."""

@@ -1,26 +1,28 @@
 """Root mean square norm in few operations, as each takes longer to start than to run."""
 
-import functools
 from typing import Any
 
 import torch
 
 
-def norm(module: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 (each family has its own)
+class Norm:
     """Root mean square norm (Zhang & Sennrich 2019) along the last dimension, in float32.
 
     Args:
-        module: with ``weight``, (H,), and ``variance_epsilon``.
-        x: (…, H).
+        module: of transformers; its weight is read at each use.
+        weight: (H,), to use another one.
     """
-    fine = x if x.dtype == torch.float32 else x.float()
-    length = torch.linalg.vector_norm(fine, dim=-1, keepdim=True)
-    epsilon = _number(module.variance_epsilon, x.device)
-    scale = torch.addcmul(epsilon, length, length, value=1 / x.shape[-1]).rsqrt_()
-    scaled = fine * scale
-    return (scaled if x.dtype == torch.float32 else scaled.to(x.dtype)).mul_(module.weight)
 
+    def __init__(self, module: Any, weight: torch.Tensor | None = None) -> None:  # noqa: ANN401
+        self._weight: torch.Tensor = module.weight if weight is None else weight
+        self._epsilon = torch.full((), module.variance_epsilon, device=self._weight.device)
+        self._share = 1 / len(self._weight)
+        self._single = self._weight.dtype == torch.float32
 
-@functools.cache
-def _number(value: float, device: torch.device) -> torch.Tensor:
-    return torch.full((), value, device=device)
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """(…, H) in the dtype of the weight."""
+        fine = x if self._single else x.float()
+        length = torch.linalg.vector_norm(fine, dim=-1, keepdim=True)
+        scale = torch.addcmul(self._epsilon, length, length, value=self._share).rsqrt_()
+        scaled = fine * scale
+        return (scaled if self._single else scaled.to(x.dtype)).mul_(self._weight)
