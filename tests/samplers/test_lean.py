@@ -257,7 +257,7 @@ def test_products_in_float64_are_exact():
     for count in (1, 20):
         x = torch.randn(count, 6, generator=draw, dtype=torch.float64)
         with torch.no_grad():
-            got = lean._products(layers, x, delta)
+            got = lean._products([products.Matrix(m.weight, m.bias) for m in layers], x, delta)
             wanted = [layer(x) for layer in layers]
         wanted[0] = wanted[0] + x @ a[0].T @ b[0].T
         wanted[2] = wanted[2] + x @ a[1].T @ b[1].T

@@ -118,7 +118,7 @@ class RowCache:
         if not self._views:
             self._views = [self._seen(each) for each in self._layers]
         flat, keys, values = self._views[layer]
-        flat.index_copy_(0, self._place, both.view(-1, flat.shape[-1]))
+        flat.index_copy_(0, self._place, both.view(-1, self._widths[0]))
         return keys, values
 
     def get_seq_length(self, *_: object) -> int:

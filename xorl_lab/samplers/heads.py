@@ -130,14 +130,14 @@ class Pairs:
         self, out: Sequence[torch.Tensor], turn: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See :class:`Heads`."""
-        query = out[0].unflatten(-1, (-1, self._width))
-        both = out[1].unflatten(-1, (-1, 2 * self._width))
-        key = both[..., : self._width]
+        rows, width = len(out[0]), self._width
+        query, both = out[0].view(rows, -1, width), out[1].view(rows, -1, 2 * width)
+        key = both[..., :width]
         if self._norms:
             query = self._norms[0](query)
             key.copy_(self._norms[1](key))
         for x in (query, key):
-            torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(turn)
+            torch.view_as_complex(x.view(rows, -1, width // 2, 2)).mul_(turn)
         return query, both
 
     def turns(self, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:

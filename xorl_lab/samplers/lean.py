@@ -127,9 +127,9 @@ class LeanWeights:
             (before, between), (into, out, gates, down) = self._norms[index], self._matrices[index]
             of = [deltas.get((index, group[0])) for group in GROUPS] if deltas else _NONE
             query, both = own.turned(_products(into, before(x), of[0]), turn)
-            (x,) = _products(out, attend(index, query, both), of[1], plus=x)
+            (x,) = _products(out, attend(index, query, both), of[1], x)
             gate, up = _products(gates, between(x), of[2])
-            (x,) = _products(down, self._act(gate).mul_(up), of[3], plus=x)
+            (x,) = _products(down, self._act(gate).mul_(up), of[3], x)
         return self._last_norm(x)
 
     def logits(self, hidden: torch.Tensor, deltas: Deltas) -> torch.Tensor:
@@ -147,19 +147,19 @@ def _matrix(module: Any) -> products.Matrix:  # noqa: ANN401
 
 
 def _products(
-    matrices: Sequence[Callable[..., torch.Tensor]],
+    matrices: Sequence[products.Matrix],
     x: torch.Tensor,
     delta: Delta | None,
-    *,
     plus: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """(N, in) -> (N, out) for each of some matrices with the same input, added to ``plus``."""
-    results = [m(x) if plus is None else m(x, plus) for m in matrices]
-    if delta is not None:
-        down = x @ delta.a.T
-        start = 0
-        for out, b in zip(results, delta.b, strict=True):
-            if b is not None:
-                out.addmm_(down[:, start : start + b.shape[1]], b.T)
-                start += b.shape[1]
+    results = [matrix(x, plus) for matrix in matrices]
+    if delta is None:
+        return results
+    down = x @ delta.a.T
+    start = 0
+    for out, b in zip(results, delta.b, strict=True):
+        if b is not None:
+            out.addmm_(down[:, start : start + b.shape[1]], b.T)
+            start += b.shape[1]
     return results
