@@ -92,9 +92,17 @@ def test_the_key_goes_to_the_server_at_the_url_and_to_no_other(place, monkeypatc
     assert ask(sampler="sglang") == [None, None]
 
 
-@pytest.mark.parametrize("settings", [{}, {"sampler": "sglang"}, {"base_url": "http://x"}])
-def test_a_key_for_a_sampler_that_takes_none(settings):
-    with pytest.raises(ConfigError, match="sampler_key is for a SGLang server that runs already"):
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "sampler_key is for a SGLang server that runs already"),
+        ({"sampler": "sglang"}, "sampler_key is for a SGLang server that runs already"),
+        ({"base_url": "http://x"}, "sampler_key is set, but the server at http://x trains"),
+        ({"sampler": 5}, "sampler is 5: pass 'embedded'"),
+    ],
+)
+def test_a_key_for_a_sampler_that_takes_none(settings, words):
+    with pytest.raises(ConfigError, match=words):
         ServiceClient(sampler_key="k", **settings)
 
 

@@ -48,7 +48,7 @@ def test_a_cache_that_is_written_one_position_early(trainer, monkeypatch):
 
     def early(self: RowCache, device: torch.device):
         result = real(self, device)
-        self._place = self._place - 1
+        self._index, self._place = self._index - 1, self._place - 1
         return result
 
     monkeypatch.setattr(RowCache, "begin_step", early)

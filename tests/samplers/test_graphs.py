@@ -398,7 +398,7 @@ def test_a_recorded_step_reads_nothing_back_from_the_device(model):
     """On meta tensors reading would raise, and mixing in those of the host is seen."""
     weights = LeanWeights(model.to("meta"))
     cache = RowCache()
-    cache._widths = (weights.width, weights.width)
+    cache._widths = [(weights.width, weights.width) for _ in weights._heads]
     shape = (3, weights.kv_heads, 2, GRAIN, weights.width)
     for _ in weights._heads:
         cache._layers.append(torch.empty(shape, dtype=weights.dtype, device="meta"))

@@ -27,7 +27,7 @@ def serve_command(  # noqa: PLR0913  (each is an option of the command)
         str | None,
         typer.Option(
             envvar="XORL_SAMPLER_KEY",
-            help="Sent to the SGLang servers that weights go to.",
+            help="Sent to every SGLang server that a client registers.",
             show_envvar=True,
         ),
     ] = None,

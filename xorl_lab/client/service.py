@@ -63,13 +63,12 @@ class ServiceClient:
         self.api_key = api_key or os.environ.get("XORL_API_KEY")
         self._service: LocalService | RemoteService
         if url:
-            _refuse_sampler(sampler, url)
-            _key(None, sampler_key)
+            _refuse_sampler(sampler, sampler_key, url)
             self._service = RemoteService(url, self.api_key, timeout)
         else:
             root = Path(home or default_home()).expanduser() / "checkpoints"
-            key = _key(sampler, sampler_key)
-            self._service = LocalService(root, device, dtype, _sampler(sampler), key)
+            where = _sampler(sampler)
+            self._service = LocalService(root, device, dtype, where, _key(where, sampler_key))
 
     @property
     def root(self) -> Path | None:
@@ -251,13 +250,13 @@ def _sampler(name: str | None) -> str:
     )
 
 
-def _key(sampler: str | None, given: str | None) -> str | None:
+def _key(sampler: str, given: str | None) -> str | None:
     """What a sampler at a URL is sent as a bearer token; no other is sent one.
 
     Raises:
         ConfigError: a key was given for another sampler.
     """
-    if sampler is not None and "://" in sampler:
+    if "://" in sampler:
         return given or os.environ.get("XORL_SAMPLER_KEY")
     if given is not None:
         raise ConfigError(
@@ -267,10 +266,11 @@ def _key(sampler: str | None, given: str | None) -> str | None:
     return None
 
 
-def _refuse_sampler(name: str | None, url: str) -> None:
-    if name is not None:
+def _refuse_sampler(name: str | None, key: str | None, url: str) -> None:
+    if name is not None or key is not None:
+        what = "sampler_key is set" if name is None else f"sampler is {name!r}"
         raise ConfigError(
-            f"sampler is {name!r}, but the server at {url} trains, and sends weights to samplers "
+            f"{what}, but the server at {url} trains, and sends weights to samplers "
             "itself: register yours with TrainingClient.add_inference_endpoint, or leave base_url "
             "(and $XORL_BASE_URL) out to train in this process"
         )

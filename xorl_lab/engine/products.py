@@ -2,7 +2,7 @@
 
 oneDNN's kernels take weights in a layout of their own.  With few rows they are two to three times
 as fast as torch's product, with many a tenth (docs/LOG.md).  The price is a copy of the weights,
-made when they are first used.  torch reaches these kernels by operators that are not public, so
+made when they are first needed.  torch reaches these kernels by operators that are not public, so
 they are tried first, and where they fail or differ torch's own product stands in.
 """
 

@@ -42,8 +42,8 @@ class RowCache:
         """(R,) positions filled in each row."""
         self._layers: list[torch.Tensor] = []
         """(R, heads, 2, S, D) each: keys and values in one tensor, so that one copy writes both."""
-        self._widths = (0, 0)
-        """Of keys and values; D is the larger."""
+        self._widths: list[tuple[int, int]] = []
+        """Of keys and values of each layer; D is the larger."""
         self._index = torch.zeros(0, dtype=torch.int64)
         self._place = torch.zeros(0, dtype=torch.int64)
         self._span = 0
@@ -61,18 +61,17 @@ class RowCache:
         table = torch.from_numpy(np.stack([np.pad(s, (0, longest - len(s))) for s in slots]))
         capacity = max(self._capacity(), _rounded(longest + 1))
         self._reserve(capacity)
-        for layer, (keys, values) in enumerate(prompts.layers):
-            self._widths = (keys.shape[-1], values.shape[-1])
-            heads, at = len(keys), table.to(keys.device)
-            fresh = keys.new_zeros(len(slots), heads, 2, capacity, max(self._widths))
-            for i, (source, width) in enumerate(zip((keys, values), self._widths, strict=True)):
+        self._widths = [(keys.shape[-1], values.shape[-1]) for keys, values in prompts.layers]
+        for layer, pair in enumerate(prompts.layers):
+            widths, (heads, *_), at = self._widths[layer], pair[0].shape, table.to(pair[0].device)
+            fresh = pair[0].new_zeros(len(slots), heads, 2, capacity, max(widths))
+            for i, (source, width) in enumerate(zip(pair, widths, strict=True)):
                 fresh[:, :, i, :longest, :width] = source[:, at].transpose(0, 1)
             if layer < len(self._layers):
                 self._layers[layer] = torch.cat([self._layers[layer], fresh])
             else:
                 self._layers.append(fresh)
         self.lengths = torch.cat([self.lengths, lengths])
-        self._views.clear()
 
     def begin_step(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Make room for one more position per row.
@@ -101,15 +100,16 @@ class RowCache:
         """
         both = self._layers[layer]
         width = both.shape[-1]
-        fit = (torch.nn.functional.pad(x, (0, width - x.shape[-1])) for x in (keys, values))
-        both.view(-1, width).index_copy_(0, self._place, torch.cat(tuple(fit), 2).view(-1, width))
-        seen = (both[:, :, i, : self._span, :w] for i, w in enumerate(self._widths))
-        return next(seen), next(seen)
+        fit = [torch.nn.functional.pad(x, (0, width - x.shape[-1])) for x in (keys, values)]
+        fresh = torch.cat(fit, 2).to(both.dtype).view(-1, width)
+        both.view(-1, width).index_copy_(0, self._places(both), fresh)
+        seen, (wide, high) = both[:, :, :, : self._span], self._widths[layer]
+        return seen[:, :, 0, :, :wide], seen[:, :, 1, :, :high]
 
     def write(self, layer: int, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Write (R, heads, D + D), a key and its value each, at each row's next position.
 
-        Keys must be as wide as values.
+        Layers must have equal heads, and keys be as wide as values.
 
         Returns:
             (R * heads, D, S) keys and (R * heads, S, D) values, of which the mask shows what is
@@ -118,7 +118,7 @@ class RowCache:
         if not self._views:
             self._views = [self._seen(each) for each in self._layers]
         flat, keys, values = self._views[layer]
-        flat.index_copy_(0, self._place, both.view(-1, self._widths[0]))
+        flat.index_copy_(0, self._place, both.view(-1, flat.shape[-1]))
         return keys, values
 
     def get_seq_length(self, *_: object) -> int:
@@ -131,24 +131,24 @@ class RowCache:
         self.lengths = self.lengths[index]
         # Where the longest rows have left, their width goes with them.
         width = room_for(int(self.lengths.max())) if rows else 0
+        self._views.clear()  # they would hold what is replaced
         for layer, tensor in enumerate(self._layers):
             self._layers[layer] = tensor[:, :, :, :width][index.to(tensor.device)]
-        self._views.clear()
 
     def _capacity(self) -> int:
         return self._layers[0].shape[3] if self._layers else 0
 
     def _reserve(self, capacity: int) -> None:
+        self._views.clear()
         for layer, tensor in enumerate(self._layers):
             if capacity > tensor.shape[3]:
                 more = (0, 0, 0, capacity - tensor.shape[3])
                 self._layers[layer] = torch.nn.functional.pad(tensor, more)
-        self._views.clear()
 
     def _move(self, layers: list[torch.Tensor]) -> None:
         """Go on in tensors that hold the same."""
-        self._layers = layers
         self._views.clear()
+        self._layers = layers
 
     def _look(self, span: int) -> None:
         """Let rows be seen up to this position."""
@@ -158,11 +158,16 @@ class RowCache:
 
     def _aim(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Find where the next positions are written, and what their tokens may see."""
-        index, (rows, *two, capacity, _) = self._index[:, None], self._layers[0].shape
-        starts = torch.arange(0, rows * math.prod(two) * capacity, capacity, device=index.device)
-        self._place = (starts.view(rows, -1) + index).flatten()
+        self._place = self._places(self._layers[0])
+        index = self._index[:, None]
         mask = torch.arange(self._span, device=index.device) <= index
         return index, mask[:, None, None]
+
+    def _places(self, both: torch.Tensor) -> torch.Tensor:
+        """Where the next positions are among all of a layer, one below the other."""
+        rows, *two, capacity, _ = both.shape
+        starts = torch.arange(0, rows * math.prod(two) * capacity, capacity, device=both.device)
+        return (starts.view(rows, -1) + self._index[:, None]).flatten()
 
     def _seen(self, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         keys, values = both.flatten(0, 1)[:, :, : self._span].unbind(1)

@@ -52,7 +52,7 @@ class Heads(Protocol):
 
 
 class Halves:
-    """Weights as they lie in the model, read at each use.
+    """Weights as they lie in the model, which may change in place.
 
     Args:
         attention: of transformers.
@@ -152,7 +152,7 @@ class Pairs:
         return x.detach().unflatten(0, (-1, 2, self._width // 2)).transpose(1, 2).flatten(0, 2)
 
     def _beside(self, key: torch.Tensor | None, value: torch.Tensor | None) -> Any:  # noqa: ANN401
-        if key is None or value is None:
+        if key is None or value is None:  # biases: both have one, or none has
             return None
         parts = (x.detach().unflatten(0, (-1, self._width)) for x in (self._paired(key), value))
         return torch.stack(tuple(parts), 1).flatten(0, 2)
@@ -161,7 +161,8 @@ class Pairs:
 def heads_of(attention: Any) -> Heads:  # noqa: ANN401
     """The way in of a layer's attention, as fast as its weights allow."""
     frozen = all(products.may_be_copied(m.weight) for m in _projections(attention))
-    return Pairs(attention) if frozen else Halves(attention)
+    alike = (attention.k_proj.bias is None) == (attention.v_proj.bias is None)
+    return Pairs(attention) if frozen and alike else Halves(attention)
 
 
 def _projections(attention: Any) -> list[torch.nn.Linear]:  # noqa: ANN401

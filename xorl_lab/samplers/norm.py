@@ -1,5 +1,6 @@
 """Root mean square norm in few operations, as each takes longer to start than to run."""
 
+import functools
 from typing import Any
 
 import torch
@@ -9,13 +10,13 @@ class Norm:
     """Root mean square norm (Zhang & Sennrich 2019) along the last dimension, in float32.
 
     Args:
-        module: of transformers; its weight is read at each use.
+        module: of transformers; its weight, of the dtype of what is normed, may change in place.
         weight: (H,), to use another one.
     """
 
     def __init__(self, module: Any, weight: torch.Tensor | None = None) -> None:  # noqa: ANN401
         self._weight: torch.Tensor = module.weight if weight is None else weight
-        self._epsilon = torch.full((), module.variance_epsilon, device=self._weight.device)
+        self._epsilon = _number(module.variance_epsilon, self._weight.device)
         self._share = 1 / len(self._weight)
         self._single = self._weight.dtype == torch.float32
 
@@ -26,3 +27,8 @@ class Norm:
         scale = torch.addcmul(self._epsilon, length, length, value=self._share).rsqrt_()
         scaled = fine * scale
         return (scaled if self._single else scaled.to(x.dtype)).mul_(self._weight)
+
+
+@functools.cache  # for good: recorded steps go on reading it when these weights are gone
+def _number(value: float, device: torch.device) -> torch.Tensor:
+    return torch.full((), value, dtype=torch.float32, device=device)

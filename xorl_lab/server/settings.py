@@ -1,6 +1,6 @@
 """What a server is told when it starts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from xorl_lab.errors import ConfigError
@@ -24,10 +24,10 @@ class ServerSettings:
     """Second port, where ``/generate`` is looked for; 0 = none."""
     home: Path | None = None
     """Folder of checkpoints; None = ``$XORL_LAB_HOME`` or ``~/.xorl_lab``."""
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     """If set, requests must carry ``Authorization: Bearer TOKEN``."""
-    sampler_key: str | None = None
-    """Bearer token of the SGLang servers that it is told to send weights to."""
+    sampler_key: str | None = field(default=None, repr=False)
+    """Bearer token that is sent to every SGLang server that a client registers."""
     device: str = "auto"
     """``auto``, ``cpu``, ``cuda`` or ``mps``."""
     dtype: str = "auto"
