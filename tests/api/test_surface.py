@@ -144,7 +144,7 @@ CONSTRUCTORS: dict[type, str] = {
     xl.SamplingClient: "(base_url, model_path='', api_key=None, timeout=1800.0)",
     xl.ServiceClient: (
         "(base_url=None, api_key=None, timeout=1800.0, *, home=None, device='auto', dtype='auto', "
-        "sampler=None)"
+        "sampler=None, sampler_key=None)"
     ),
     xl.AdamParams: (
         "(learning_rate=0.0001, beta1=0.9, beta2=0.95, eps=1e-12, weight_decay=0.0, "
