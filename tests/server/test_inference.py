@@ -14,11 +14,19 @@ from xorl_lab.types.checkpoints import InferenceEndpoint
 
 
 @pytest.fixture
-def outside():
+def keys():
+    """What the other server was sent as keys, but for ``/health``, which needs none."""
+    return []
+
+
+@pytest.fixture
+def outside(keys):
     """Another server that is healthy; yields its port."""
 
     class Healthy(BaseHTTPRequestHandler):
         def do_GET(self):
+            if self.path != "/health":
+                keys.append(self.headers["Authorization"])
             self.send_response(200)
             self.end_headers()
 
@@ -35,23 +43,8 @@ def add(api, host="localhost", port=30000, **more):
     return api.ask("/add_inference_endpoint", host=host, port=port, **more)
 
 
-def test_the_key_of_the_samplers_is_sent_to_them(start):
-    keys = []
-
-    class Listening(BaseHTTPRequestHandler):
-        def do_GET(self):
-            if self.path != "/health":  # needs none
-                keys.append(self.headers["Authorization"])
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Listening) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        assert not add(start(sampler_key="secret"), port=server.server_address[1])["success"]
-        server.shutdown()
+def test_the_key_of_the_samplers_is_sent_to_them(start, outside, keys):
+    assert not add(start(sampler_key="secret"), port=outside)["success"]
     assert set(keys) == {"Bearer secret"}
 
 

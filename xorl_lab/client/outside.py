@@ -65,7 +65,7 @@ class Outside:
         embedded: the sampler on it; evaluates the canary's text.
         where: :data:`OWN`, or the URL of a server.
         start: starts a server.
-        key: sent to the server at that URL as a bearer token.
+        key: sent to the server as a bearer token.
     """
 
     def __init__(
@@ -172,15 +172,15 @@ class Outside:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _opened(self) -> tuple[WeightSync, RemoteSource]:
-        url, key = self.where, self.key
+        url = self.where
         if self.where == OWN:
             self._process = (self._start or started)(self.engine, self._rank)
-            url, key = self._process.url, None
+            url = self._process.url
         folder = Path(tempfile.mkdtemp(prefix="xorl-lab-adapters-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._folder = folder
-        self._sync = WeightSync(SGLang(url, key, TIMEOUT), self._handover, folder)
-        self._remote = RemoteSource(url, "", key, TIMEOUT)
+        self._sync = WeightSync(SGLang(url, self.key, TIMEOUT), self._handover, folder)
+        self._remote = RemoteSource(url, "", self.key, TIMEOUT)
         return self._sync, self._remote
 
     def _sync_server(self) -> SGLang:

@@ -62,15 +62,11 @@ class Matrix:
         self._fast = _suits(weight) and _works()
         if self._fast:
             self._weight = _reordered(weight) if copied else _layout_of(weight)
-            # Looking an operator up at each use costs as much as starting it.
-            self._product, self._sum = _kernels()
 
     def __call__(self, x: torch.Tensor, plus: torch.Tensor | None = None) -> torch.Tensor:
         """(N, in) -> (N, out), added to ``plus``, (N, out), which is left as it is."""
-        if self._fast and plus is None:
-            return self._product(x, self._weight, self._bias, "none", [], "")
         if self._fast:
-            return self._sum(x, plus, self._weight, self._bias, "add")
+            return _product(x, self._weight, self._bias, plus)
         out = torch.nn.functional.linear(x, self._weight, self._bias)
         return out if plus is None else out.add_(plus)
 
@@ -105,6 +101,7 @@ def _product(
     return product(x, layout, bias, "none", [], "")
 
 
+@functools.cache  # looking an operator up at each use costs as much as starting it
 def _kernels() -> tuple[Any, Any]:
     """The products without and with something to add them to."""
     operator = torch.ops.mkldnn._linear_pointwise
